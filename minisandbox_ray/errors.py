@@ -1,0 +1,53 @@
+"""Every failure has one owner, and a message for the person who reads it.
+
+Only the owner ``agent`` turns into a reward. Everything else is reported, retried where that helps,
+and masked out of the training loss where it persists.
+"""
+
+from typing import Literal
+
+Owner = Literal["agent", "task", "sandbox", "cluster", "model", "user"]
+
+
+class MiniSandboxError(Exception):
+    """Base of all errors of this package. The message is one line: what failed, where, what to do."""
+
+    owner: Owner = "sandbox"
+
+
+class ConfigError(MiniSandboxError):
+    """Bad input by the person who started the program; the CLI prints it and exits with status 2."""
+
+    owner: Owner = "user"
+
+
+class SandboxError(MiniSandboxError):
+    """A sandbox could not be started, died, or lost its terminal."""
+
+    owner: Owner = "sandbox"
+
+
+class TaskError(MiniSandboxError):
+    """A task is unusable: its patch does not apply, its tests do not run."""
+
+    owner: Owner = "task"
+
+
+class BuildError(TaskError):
+    """An environment could not be built from its spec."""
+
+
+class ClusterError(MiniSandboxError):
+    """Ray, a node, a worker or a lease failed."""
+
+    owner: Owner = "cluster"
+
+
+class ArchiveError(ClusterError):
+    """An environment archive is missing, truncated, corrupted, or does not fit this node."""
+
+
+class ModelServiceError(MiniSandboxError):
+    """The model that samples actions failed or could not be reached."""
+
+    owner: Owner = "model"

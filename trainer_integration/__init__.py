@@ -1,0 +1,1 @@
+"""Bridges to systems that others maintain; each is optional."""
