@@ -1,0 +1,21 @@
+# Both start from nothing: they find Python, create .venv, install, and run. A second run installs nothing.
+#   make train [ARGS="seed=1 key=value …"]     trains the quickstart
+#   make test                                   ruff, mypy and all tests
+
+.PHONY: train test lint clean
+
+train:
+	@./setup.sh skyrl
+	@.venv/bin/python -m minisandbox_ray.train config=configs/quickstart.yaml $(ARGS)
+
+test: lint
+	@.venv/bin/python -m pytest $(ARGS)
+
+lint:
+	@./setup.sh dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy minisandbox_ray trainer_integration
+
+clean:
+	rm -rf .venv runs build *.egg-info
