@@ -1,0 +1,117 @@
+"""One problem to solve, in SWE-smith's schema, and files of them (JSON lines)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from minisandbox_ray.errors import ConfigError
+
+
+class Task(BaseModel):
+    """A repository state, a problem statement, and how to tell that it is solved.
+
+    Field names are SWE-smith's (https://huggingface.co/datasets/SWE-bench/SWE-smith); columns that are not named here
+    are kept as they are.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    instance_id: str = Field(min_length=1)
+    """Unique name of the task."""
+    repo: str
+    """What the repository is: owner/name, or the package for a task made from a source distribution."""
+    base_commit: str = ""
+    """Commit of the repository before the bug; empty where the environment's tree is the base."""
+    problem_statement: str = ""
+    """What the agent is told."""
+    patch: str = ""
+    """Git patch that INTRODUCES the bug into the environment's tree; its reverse is the gold fix. Empty if hidden."""
+    FAIL_TO_PASS: list[str] = Field(min_length=1)
+    """Ids (file::class::name[parameters]) of the tests that a solution makes pass."""
+    PASS_TO_PASS: list[str] = []
+    """Ids of the tests that pass with the bug and must go on passing."""
+    image_name: str = ""
+    """The container image of SWE-smith's own tasks; unused here but kept."""
+    environment: str = ""
+    """Digest of the environment's archive."""
+    test_command: list[str] = ["/venv/bin/pytest"]
+    """How pytest is started at /testbed; the grader adds its own options and the test files."""
+    test_files: list[str] = []
+    """Files that the grader restores besides those of the listed tests, relative to /testbed (helpers, data)."""
+
+    @field_validator("FAIL_TO_PASS", "PASS_TO_PASS", mode="before")
+    @classmethod
+    def _from_json(cls, value: Any) -> Any:
+        # Some of the public datasets hold the lists as JSON text.
+        return json.loads(value) if isinstance(value, str) else value
+
+    @property
+    def tests(self) -> list[str]:
+        """All listed tests, each once, in order."""
+        return list(dict.fromkeys([*self.FAIL_TO_PASS, *self.PASS_TO_PASS]))
+
+    def hide_gold(self) -> "Task":
+        """A copy from which the fix cannot be derived."""
+        return self.model_copy(update={"patch": ""})
+
+    def gold_command(self) -> str:
+        """A shell command that undoes the bug at /testbed. Raises ConfigError if the gold is hidden."""
+        if not self.patch:
+            raise ConfigError(f"task {self.instance_id} has no patch: its gold fix is hidden")
+        end = "END_OF_PATCH"
+        while f"\n{end}\n" in self.patch:
+            end += "_"
+        patch = self.patch if self.patch.endswith("\n") else self.patch + "\n"
+        return f"git apply -R --whitespace=nowarn <<'{end}'\n{patch}{end}"
+
+    def gold_action(self) -> str:
+        """What a model that knows the answer would write: the gold command as one fenced bash block."""
+        return f"Undo the change that broke it.\n\n```bash\n{self.gold_command()}\n```\n"
+
+
+def load_tasks(path: str | Path) -> list[Task]:
+    """Reads tasks from a JSON lines file. Raises ConfigError that names the line and the field of a bad row."""
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the task file {path}: {error.strerror}")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the task file {path} is not UTF-8 text: {error.reason} at byte {error.start}")
+    tasks: dict[str, Task] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        task = _parse(line, f"{path}, line {number}")
+        if task.instance_id in tasks:
+            raise ConfigError(f"{path}, line {number}: instance_id {task.instance_id} occurs twice")
+        tasks[task.instance_id] = task
+    return list(tasks.values())
+
+
+def _parse(line: str, where: str) -> Task:
+    try:
+        return Task.model_validate(json.loads(line))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not a JSON object: {error.msg} at column {error.colno}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "row"
+        raise ConfigError(f"{where}: field {field}: {first['msg']}")
+
+
+def dump_tasks(tasks: list[Task]) -> str:
+    """Tasks as JSON lines: the same tasks give the same bytes."""
+    rows = (task.model_dump() for task in tasks)
+    return "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+
+
+def save_tasks(tasks: list[Task], path: str | Path) -> None:
+    """Writes tasks as JSON lines, atomically."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(dump_tasks(tasks), encoding="utf-8")
+    partial.replace(path)
