@@ -1,0 +1,238 @@
+"""EnvSpec → archive. Everything that runs somebody's code runs in a build sandbox, the only kind with a network."""
+
+import hashlib
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from minisandbox_ray.environments.archive import (
+    FIXED_TIME,
+    Manifest,
+    manifest_path,
+    normalise,
+    pack,
+    read_manifest,
+    survey,
+    write_manifest,
+)
+from minisandbox_ray.environments.cache import cache_root, remove_tree
+from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
+from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
+from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
+from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, Source, environment_digest, tree_hash
+from minisandbox_ray.environments.store import NodeStore
+from minisandbox_ray.errors import BuildError, ConfigError
+from minisandbox_ray.sandbox import Bind, Limits, Sandbox, SandboxSpec
+
+Log = Callable[[str], None]
+
+STEP_TIMEOUT = 1800.0
+"""Seconds for one command of a build."""
+LIMITS = Limits(memory_mib=8192, pids=2048, disk_mib=4096)
+"""Compilers want more than an agent's commands do."""
+TAIL_LINES = 20
+"""How much of a failed command's output its error shows."""
+
+_IMPORT_REPOSITORY = f"""
+set -e
+cd /testbed
+find . -mindepth 1 \\( -name .git -o -name __pycache__ \\) -prune -exec rm -rf {{}} +
+{GIT} -c init.defaultBranch=main init -q --template= .
+mkdir -p .git/info
+echo '* -text -ident -filter -working-tree-encoding' > .git/info/attributes
+{GIT} add --all --force .
+"""
+"""Files are committed byte for byte, whatever .gitattributes says, and also those that .gitignore names."""
+
+_FINISH = f"""
+set -e
+cd /testbed
+rm -rf .pytest_cache && find . -name __pycache__ -prune -exec rm -rf {{}} +
+{GIT} clean -fdxq -- build
+{GIT} add --all .
+rm -rf .git/hooks .git/branches .git/description
+find . -exec touch -h -d @{FIXED_TIME} {{}} +
+find /venv -exec touch -h -d @{FIXED_TIME} {{}} +
+{ONE_COMMIT}
+find /venv -name __pycache__ -prune -exec rm -rf {{}} +
+PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0 /venv/lib > /dev/null 2>&1 || true
+"""
+"""What the install left in the tree joins the one commit, so that git status starts clean; a copy of the sources in
+build/ would show a task's answer and goes. Compiled files carry their source's time: that is set before."""
+
+
+@dataclass
+class _Build:
+    """One build under way."""
+
+    spec: EnvSpec
+    digest: str
+    box: Sandbox
+    pip: PipSettings
+    log: Log
+    commands: list[str]
+
+    def step(self, title: str, command: str, record: bool = True) -> None:
+        """Run one shell command; BuildError with the tail of its output if it fails.
+
+        `record` is for what a person would have to type to get the same: the manifest lists it.
+        """
+        self.log(title)
+        if record:
+            self.commands.append(command)
+        done = self.box.execute(["/bin/bash", "-c", f"exec 2>&1\n{command}"], timeout=STEP_TIMEOUT, cwd="/testbed")
+        if done.exit_code == 0 and not done.timed_out and not done.limit:
+            return
+        why = f"hit its {done.limit} limit" if done.limit else f"ended with status {done.exit_code}"
+        if done.timed_out:
+            why = f"took longer than {STEP_TIMEOUT:.0f} s"
+        lines = self.pip.redact(done.stdout.decode(errors="replace")).strip().splitlines()
+        lines = [line for line in lines if "is ignored: it is neither a file nor a directory" not in line]
+        tail = "".join(f"\n    {line[:500]}" for line in lines[-TAIL_LINES:])
+        raise BuildError(f"building {self.digest[:12]} ({_name(self.spec)}): `{title}` {why}; its last output:{tail}")
+
+
+def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log | None = None) -> Manifest:
+    """Build an environment into `archives`, and leave it unpacked in `store`; does nothing if the archive exists.
+
+    `log` is called with one line per step. Concurrent calls for one spec on a node build once. Raises BuildError
+    (with the tail of the failed command's output), ConfigError for a source directory that isn't there.
+    """
+    interpreter, copy = store.interpreter(spec.python)
+    source_tree = ""
+    if spec.source is not None and spec.source.path is not None:
+        if not spec.source.path.is_dir():
+            raise ConfigError(f"source directory {spec.source.path} does not exist")
+        source_tree = tree_hash(spec.source.path)
+    digest = environment_digest(spec, interpreter.id, source_tree=source_tree)
+    with store.exclusive(f"build-{digest}"), store.scratch() as scratch:
+        if manifest_path(archives, digest).exists():
+            return read_manifest(archives, digest)
+        tree = scratch / "tree"
+        commands = _fill(spec, digest, (interpreter, copy), scratch, log or _silent)
+        (log or _silent)("pack the archive")
+        normalise(tree)
+        files, size = survey(tree)
+        sha256, archive_bytes = pack(tree, archives, digest)
+        manifest = Manifest(
+            digest=digest,
+            spec=spec,
+            source_tree=source_tree,
+            interpreter=interpreter.id,
+            base=BaseSystem.here(),
+            archive_sha256=sha256,
+            archive_bytes=archive_bytes,
+            unpacked_bytes=size,
+            files=files,
+            commands=commands,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        write_manifest(archives, manifest)
+        store.adopt(manifest, tree)
+        return manifest
+
+
+def _fill(spec: EnvSpec, digest: str, python: tuple[Interpreter, Path | None], scratch: Path, log: Log) -> list[str]:
+    """Build scratch/tree/{venv,testbed}; returns the commands that did."""
+    interpreter, copy = python
+    pip = host_pip_settings()
+    places = {
+        "/venv": scratch / "tree/venv",
+        "/testbed": scratch / "tree/testbed",
+        "/build": scratch / "build",
+        "/pip-cache": (cache_root() / "wheels").resolve(),
+    }
+    for place in (*places.values(), scratch / "build/tmp", scratch / "build/sdist"):
+        place.mkdir(parents=True, exist_ok=True)
+    cached = _cached_sdist(spec.source)
+    if cached is not None and cached.exists():
+        shutil.copyfile(cached, scratch / "build/sdist" / cached.name)
+    binds = [Bind(source=path, target=target, writable=True) for target, path in places.items()]
+    binds += [Bind(source=copy, target=inside_prefix(interpreter.version))] if copy else []
+    if spec.source is not None and spec.source.path is not None:
+        binds.append(Bind(source=spec.source.path.absolute(), target="/source"))
+    env = {
+        "VIRTUAL_ENV": "/venv",
+        "TMPDIR": "/build/tmp",
+        "PIP_CACHE_DIR": "/pip-cache",
+        "PIP_NO_INPUT": "1",
+        "PIP_NO_COMPILE": "1",
+        "PIP_PROGRESS_BAR": "off",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "SOURCE_DATE_EPOCH": str(FIXED_TIME),
+        **IDENTITY,
+        **pip.variables,
+        **spec.variables,
+    }
+    box_spec = SandboxSpec(
+        binds=binds + pip.binds, env=env, network="host", hostname="build", cwd="/testbed", limits=LIMITS
+    )
+    with Sandbox(box_spec) as box:
+        build = _Build(spec, digest, box, pip, log, [])
+        build.step("make the venv", f"{interpreter.inside} -m venv /venv")
+        if interpreter.key < (3, 7):
+            # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml.
+            build.step("upgrade pip", "pip install --upgrade 'pip>=21.3' setuptools wheel")
+        if spec.source is not None:
+            _bring_source(build, spec.source, scratch / "build/sdist", cached)
+        build.step("import the repository", _IMPORT_REPOSITORY, record=False)
+        if spec.packages:
+            build.step("install packages", f"pip install {shlex.join(spec.packages)}")
+        for command in spec.install:
+            build.step(command, command)
+        build.step("compile and commit", _FINISH, record=False)
+    remove_tree(scratch / "build")
+    return build.commands
+
+
+def _bring_source(build: _Build, source: Source, sdists: Path, cached: Path | None) -> None:
+    if source.kind == "path":
+        build.step("copy the source", "cp -a --no-preserve=ownership /source/. /testbed/", record=False)
+        return
+    wanted = f"{source.name}=={source.version}"
+    if not any(sdists.iterdir()):
+        # pip has no way to fetch a source distribution without asking its build backend for metadata.
+        build.step(
+            f"fetch {wanted}",
+            f"pip download --quiet --no-deps --no-binary {source.name} --dest /build/sdist {wanted}",
+        )
+    files = list(sdists.iterdir())
+    if len(files) != 1 or not files[0].is_file() or files[0].is_symlink():
+        raise BuildError(f"{wanted}: pip brought {len(files)} files instead of one source distribution")
+    with files[0].open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if source.sha256 and sha256 != source.sha256:
+        raise BuildError(f"{wanted}: {files[0].name} has sha256 {sha256}, the spec expects {source.sha256}")
+    if cached is None or not cached.exists():
+        folder = cache_root() / "sdists" / f"{source.name}-{source.version}"
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder.with_name(f".{build.digest}.tmp")
+        shutil.copyfile(files[0], temporary)
+        temporary.replace(folder / files[0].name)
+    name = shlex.quote(f"/build/sdist/{files[0].name}")
+    if files[0].suffix == ".zip":
+        unpack = f"python -m zipfile -e {name} /build/tmp/unpacked"
+    else:
+        unpack = f"mkdir -p /build/tmp/unpacked && tar -xf {name} --no-same-owner -C /build/tmp/unpacked"
+    # One directory NAME-VERSION at the top, by definition of the format.
+    build.step(f"unpack {wanted}", f"{unpack} && cd /build/tmp/unpacked/* && cp -a . /testbed/", record=False)
+
+
+def _cached_sdist(source: Source | None) -> Path | None:
+    if source is None or source.kind != "sdist":
+        return None
+    folder = cache_root() / "sdists" / f"{source.name}-{source.version}"
+    return next(iter(sorted(folder.iterdir())), None) if folder.is_dir() else None
+
+
+def _name(spec: EnvSpec) -> str:
+    source = spec.source
+    what = "no source" if source is None else str(source.path or f"{source.name} {source.version}")
+    return f"{what}, python {spec.python}"
+
+
+def _silent(line: str) -> None:
+    """No log wanted."""

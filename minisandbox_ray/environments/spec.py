@@ -1,0 +1,159 @@
+"""What an environment is made of, and the digest that names everything built from it."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+
+FORMAT = 1
+"""Version of the builder's output; part of every digest, so that a changed builder never reuses old archives."""
+
+
+class Source(BaseModel):
+    """What becomes /testbed: one commit in a git repository of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["sdist", "path"]
+    """A source distribution from the package index, or a directory of this machine."""
+    name: str = ""
+    """Project name (sdist)."""
+    version: str = ""
+    """Exact version (sdist)."""
+    sha256: str = ""
+    """Expected hash of the source distribution's file, checked if given."""
+    path: Path | None = None
+    """The directory (path); its .git and __pycache__ are left out. The digest covers its content, not its name."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind == "sdist" and not (self.name and self.version):
+            raise ValueError("a source of kind sdist needs name and version")
+        if self.kind == "path" and self.path is None:
+            raise ValueError("a source of kind path needs path")
+        for value in (self.name, self.version):
+            if value and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", value):
+                raise ValueError(f"not a project name or version: {value!r}")
+        return self
+
+
+class EnvSpec(BaseModel):
+    """The recipe of an environment. Nothing is implicit: what is not listed is not installed.
+
+    To have the repository importable, list ``pip install -e .`` in `install`. A copying ``pip install .`` would put
+    the unbroken source into the venv, where neither a task's bug nor an agent's fix reaches it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: str = "3.12"
+    """Interpreter version, "3.12" (newest 3.12 found) or "3.12.1"."""
+    source: Source | None = None
+    """What becomes /testbed; none leaves it empty."""
+    packages: list[str] = []
+    """pip requirements installed into the venv before `install` runs."""
+    install: list[str] = []
+    """Shell commands run at /testbed with the venv's python first in PATH."""
+    variables: dict[str, str] = {}
+    """Environment variables of the build and of every sandbox made from it."""
+
+    @field_validator("python")
+    @classmethod
+    def _version(cls, value: str) -> str:
+        if not re.fullmatch(r"3\.([6-9]|[1-9]\d)(\.\d+)?", value):
+            raise ValueError(f'python must be a version from 3.6 on, like "3.12" or "3.12.1", not {value!r}')
+        return value
+
+    @field_validator("packages", "install")
+    @classmethod
+    def _no_credentials(cls, value: list[str]) -> list[str]:
+        if any(re.search(r"://[^/\s@]+@", item) for item in value):
+            raise ValueError("no credentials in a spec: they belong in pip's settings, which reach builds only")
+        return value
+
+
+class InterpreterId(BaseModel):
+    """Which build of Python."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: str
+    """As in "3.12.1"."""
+    build_id: str
+    """sha256 over the executable and its libpython."""
+
+
+class BaseSystem(BaseModel):
+    """What an environment takes from the system below it: compiled code links against it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    os: str
+    """ID and VERSION_ID of /etc/os-release, "debian 12"."""
+    libc: str
+    """"glibc 2.36"."""
+    arch: str
+    """"x86_64"."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """The system of this node."""
+        release = platform.freedesktop_os_release()
+        libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
+        name = f"{release.get('ID', 'linux')} {release.get('VERSION_ID', '')}".strip()
+        return cls(os=name, libc=libc or "unknown", arch=platform.machine())
+
+
+def content_hash(value: Any) -> str:
+    """sha256 over canonical JSON (sorted keys, no spaces, UTF-8) of a model or plain data."""
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return hashlib.sha256(
+        json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    ).hexdigest()
+
+
+def tree_hash(root: Path) -> str:
+    """sha256 over the names, kinds, executable bits and content of a directory, without .git and __pycache__."""
+    total = hashlib.sha256()
+    for folder, folders, files in root.walk():
+        folders[:] = sorted(set(folders) - {".git", "__pycache__"})
+        links = [name for name in folders if (folder / name).is_symlink()]
+        for name in sorted(files + links):
+            path = folder / name
+            if path.is_symlink():
+                kind, data = "link", os.fsencode(path.readlink())
+            elif path.is_file():
+                kind, data = "x" if path.stat().st_mode & 0o100 else "file", path.read_bytes()
+            else:
+                continue
+            relative = os.fsencode(path.relative_to(root)).hex()
+            total.update(f"{relative} {kind} {hashlib.sha256(data).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def environment_digest(
+    spec: EnvSpec, interpreter: InterpreterId, base: BaseSystem | None = None, source_tree: str | None = None
+) -> str:
+    """The name of an environment: sha256 (64 hex digits) over all that its content depends on.
+
+    `base` defaults to this node's, `source_tree` to the hash of the directory if the source is one.
+    """
+    if spec.source is not None and spec.source.path is not None and source_tree is None:
+        source_tree = tree_hash(spec.source.path)
+    recipe = spec.model_dump(mode="json")
+    if recipe["source"]:
+        recipe["source"].pop("path")
+    return content_hash(
+        {
+            "format": FORMAT,
+            "spec": recipe,
+            "source_tree": source_tree or "",
+            "interpreter": interpreter.model_dump(),
+            "base": (base or BaseSystem.here()).model_dump(),
+        }
+    )

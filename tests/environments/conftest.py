@@ -1,0 +1,109 @@
+"""Real builds, in a cache of their own. The wheel cache of the user is shared if there is one: it only saves time."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.environments import (
+    BaseSystem,
+    Environment,
+    EnvSpec,
+    Manifest,
+    NodeStore,
+    Source,
+    build_environment,
+    cache_root,
+    environment_digest,
+    find_interpreters,
+)
+from minisandbox_ray.environments.archive import normalise, pack, survey, write_manifest
+
+INFLECTION = EnvSpec(
+    python="3.12",
+    source=Source(
+        kind="sdist",
+        name="inflection",
+        version="0.5.1",
+        sha256="1a29730d366e996aaacffb2f1f1cb9593dc38e2ddd30c91250c6dde09ea9b417",
+    ),
+    packages=["pytest==8.3.5"],
+    install=["pip install -e ."],
+    variables={"FLAVOUR": "plain"},
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    wheels = cache_root() / "wheels"
+    root = tmp_path_factory.mktemp("cache")
+    if wheels.is_dir():
+        (root / "wheels").symlink_to(wheels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISANDBOX_CACHE", str(root))
+        yield root
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skips where no package index can be reached."""
+    target = tmp_path_factory.mktemp("index")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(target), "pytest==8.3.5"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no package index within reach: nothing can be built")
+
+
+@pytest.fixture(scope="session")
+def archives(cache: Path) -> Path:
+    return cache / "archives"
+
+
+@pytest.fixture(scope="session")
+def store(cache: Path) -> NodeStore:
+    return NodeStore(cache / "store")
+
+
+@pytest.fixture(scope="session")
+def manifest(index: None, archives: Path, store: NodeStore) -> Manifest:
+    return build_environment(INFLECTION, archives, store)
+
+
+@pytest.fixture(scope="session")
+def environment(manifest: Manifest, archives: Path, store: NodeStore) -> Iterator[Environment]:
+    with store.use(manifest.digest, archives) as held:
+        yield held
+
+
+def plant(archives: Path, name: str, files: int = 20, size: int = 1000, base: BaseSystem | None = None) -> Manifest:
+    """A small archive that no build made, for tests of archives and store: needs neither network nor sandbox."""
+    spec = EnvSpec(variables={"NAME": name})
+    interpreter = next(each for each in find_interpreters() if not each.is_system).id
+    base = base or BaseSystem.here()
+    digest = environment_digest(spec, interpreter, base)
+    tree = archives.parent / f"tree-{name}"
+    (tree / "venv/bin").mkdir(parents=True)
+    (tree / "testbed").mkdir()
+    for number in range(files):
+        (tree / f"testbed/{number}.txt").write_bytes(bytes([number % 251]) * size)
+    (tree / "venv/bin/tool").write_text("#!/bin/sh\n")
+    (tree / "venv/bin/tool").chmod(0o755)
+    (tree / "venv/bin/link").symlink_to("tool")
+    normalise(tree)
+    entries, unpacked = survey(tree)
+    sha256, archived = pack(tree, archives, digest)
+    manifest = Manifest(
+        digest=digest,
+        spec=spec,
+        interpreter=interpreter,
+        base=base,
+        archive_sha256=sha256,
+        archive_bytes=archived,
+        unpacked_bytes=unpacked,
+        files=entries,
+        commands=[],
+        created="2020-01-01T00:00:00+00:00",
+    )
+    write_manifest(archives, manifest)
+    return manifest
