@@ -1,0 +1,23 @@
+"""Sandboxes on one Linux machine: namespaces, a copy-on-write root, a terminal, limits. No daemon, no images.
+
+>>> from minisandbox_ray.sandbox import Sandbox, SandboxSpec
+>>> with Sandbox(SandboxSpec()) as sandbox:
+...     sandbox.run("echo hello").output
+'hello\\n'
+"""
+
+from .diff import DiffTooLargeError
+from .sandbox import Sandbox, check_supported
+from .spec import Bind, CommandResult, ExecResult, Limits, Overlay, SandboxSpec
+
+__all__ = [
+    "Bind",
+    "CommandResult",
+    "DiffTooLargeError",
+    "ExecResult",
+    "Limits",
+    "Overlay",
+    "Sandbox",
+    "SandboxSpec",
+    "check_supported",
+]

@@ -1,0 +1,58 @@
+"""Output of any length in bounded memory: the head and the tail are kept."""
+
+import re
+
+# ECMA-48 control sequences, operating system commands and other strings, two-byte escapes
+_ESCAPE = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|[PX^_][^\x1b]{0,4096}\x1b\\|[ -/]+[0-~]|[0-Z\\-~])?"
+)
+
+
+class Capture:
+    def __init__(self, limit: int) -> None:
+        self.half = limit // 2
+        self.total = 0
+        self._head = bytearray()
+        self._tail: list[bytes] = []
+        self._tail_size = 0
+
+    def add(self, data: bytes) -> None:
+        self.total += len(data)
+        if len(self._head) < self.half:
+            room = self.half - len(self._head)
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail.append(data)
+            self._tail_size += len(data)
+            if self._tail_size > 4 * self.half:
+                self._trim()
+
+    def _trim(self) -> bytes:
+        tail = b"".join(self._tail)[-self.half :]
+        self._tail, self._tail_size = [tail], len(tail)
+        return tail
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > 2 * self.half
+
+    def parts(self) -> tuple[bytes, int, bytes]:
+        """(head, number of bytes left out, tail)"""
+        tail = self._trim() if self._tail else b""
+        return bytes(self._head), self.total - len(self._head) - len(tail), tail
+
+    def data(self) -> bytes:
+        head, cut, tail = self.parts()
+        return head + f"\n[... {cut} bytes left out ...]\n".encode() + tail if cut else head + tail
+
+    def text(self) -> str:
+        """Decoded, without terminal escapes."""
+        head, cut, tail = self.parts()
+        if not cut:
+            return _plain(head + tail)
+        return f"{_plain(head)}\n[... {cut} bytes left out ...]\n{_plain(tail)}"
+
+
+def _plain(data: bytes) -> str:
+    return (_ESCAPE.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace")

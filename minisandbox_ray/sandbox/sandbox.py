@@ -1,0 +1,245 @@
+"""A running sandbox, as its owner holds it."""
+
+import os
+import platform
+import re
+import select
+import signal
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from minisandbox_ray.errors import SandboxError
+
+from . import diff as diff_
+from . import files, launcher, program
+from .groups import Groups
+from .session import Session
+from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
+from .starter import paths, wire
+
+_DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
+_CLOSE_SECONDS = 30.0
+_FULL = 1 << 16  # bytes free, at most, on a disk that is called full
+
+
+class Sandbox:
+    """A copy-on-write view of host directories in namespaces of its own, with limits and a shell.
+
+    Threads may share one; its steps run one at a time. `close` may be called at any time and ends what is running.
+    It ends with its owning process, however that dies.
+
+    Raises SandboxError when it cannot be started, and from every method once it is gone.
+    """
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
+        self._env = {**DEFAULT_ENV, **spec.env}
+        self._step = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._session: Session | None = None
+        self._groups = Groups(launcher.owner_key(), spec.limits)
+        try:
+            self._control, self._handle, self._descriptors = launcher.launch(_plan(spec, self._groups))
+        except BaseException:
+            self._groups.close()
+            raise
+        self._root = self._descriptors["root"]
+
+    def run(self, command: str, timeout: float = 60) -> CommandResult:
+        """Run shell commands in the sandbox's session, a bash on a terminal; state persists between calls.
+
+        `timeout` in seconds: then INT, TERM and KILL go to what is running, and the shell is kept where that helps.
+        """
+        with self._step:
+            self._check_open()
+            if self._session is None:
+                control = self._descriptors["control"]
+                self._session = Session("main", control, self._spawn, self.spec.cwd, self._env)
+            step = self._session.run(command, timeout, self.spec.limits.output_chars)
+            return CommandResult(
+                output=step.capture.text(),
+                exit_code=step.exit_code,
+                timed_out=step.timed_out,
+                truncated=step.capture.truncated,
+                restarted=step.restarted,
+                limit=self._limit(),
+                cwd=step.cwd,
+                seconds=step.seconds,
+                output_bytes=step.capture.total,
+            )
+
+    def execute(
+        self,
+        argv: list[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float = 60,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        max_output: int = 10 << 20,
+    ) -> ExecResult:
+        """Run one program without a shell, session or terminal.
+
+        `timeout` in seconds, then its process group is killed. `max_output` in bytes, of each stream; more is cut in
+        the middle. `env` is added to the sandbox's. What it leaves in the background lives on.
+        """
+        with self._step:
+            self._check_open()
+            request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
+            result = program.run(self._control, request, stdin, timeout, max_output)
+            return ExecResult(**result, limit=self._limit())
+
+    def read_file(self, path: str, max_bytes: int = 64 << 20) -> bytes:
+        """The content of a regular file. A relative path is one below the spec's cwd.
+
+        Links are resolved inside the sandbox. Raises OSError as open() does; EFBIG if it is larger than `max_bytes`.
+        """
+        with self._step:
+            self._check_open()
+            return files.read(self._root, self._absolute(path), max_bytes)
+
+    def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Write a regular file, with its directories; `mode` is for a new one. Raises OSError as open() does."""
+        with self._step:
+            self._check_open()
+            files.write(self._root, self._absolute(path), data, mode)
+
+    def diff(self) -> str:
+        """The change of /testbed since the start as a git patch against the commit that the lower layer holds.
+
+        Made from the overlay's upper layer in a fresh sandbox: no git program reads what was written in this one. New
+        files that the pristine repository ignores are left out, and so is everything in a directory named .git. Bytes
+        that are not UTF-8 are surrogate escapes. Raises DiffTooLargeError; SandboxError if /testbed is no repository.
+        """
+        with self._step:
+            self._check_open()
+            if "upper" not in self._descriptors:
+                raise SandboxError("diff() needs an overlay on /testbed")
+            merged = paths.open_in_root(self._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
+            try:
+                change = diff_.collect(self._descriptors["upper"], merged)
+                if not change:
+                    return ""
+                overlays = [overlay for overlay in self.spec.overlays if overlay.target == "/testbed"]
+                with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as fresh:
+                    return diff_.make_patch(fresh, change)
+            finally:
+                os.close(merged)
+
+    @property
+    def init_pid(self) -> int:
+        """Its first process, as the host numbers it; -1 when it is gone."""
+        if self._closed:
+            return -1
+        found = re.search(r"^Pid:\s*(-?\d+)", Path(f"/proc/self/fdinfo/{self._handle}").read_text(), re.MULTILINE)
+        return int(found[1]) if found else -1
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._closed and not select.select([self._handle], [], [], 0)[0]
+
+    def close(self) -> None:
+        """End everything inside, at once; nothing is left. Idempotent."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL) if self._is_running() else None
+            poller = select.poll()
+            poller.register(self._handle, select.POLLIN)
+            poller.poll(_CLOSE_SECONDS * 1000)
+            with self._step:  # a step that was running has seen the end by now
+                if self._session:
+                    self._session.close()
+                self._control.close()
+                for descriptor in (self._handle, *self._descriptors.values()):
+                    os.close(descriptor)
+            self._groups.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _is_running(self) -> bool:
+        return not select.select([self._handle], [], [], 0)[0]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+
+    def _absolute(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self.spec.cwd}/{path}"
+
+    def _spawn(self, cwd: str, env: dict[str, str]) -> tuple[socket.socket, list[int]]:
+        channel, theirs = wire.channel()
+        try:
+            with theirs:
+                wire.send(self._control, {"op": "shell", "cwd": cwd, "env": env}, [theirs.fileno()])
+            received = wire.receive(channel)
+        except OSError:
+            received = None
+        if received is None or "error" in received[0]:
+            channel.close()
+            reason = received[0]["error"] if received else "it is gone (closed, or its first process was killed)"
+            raise SandboxError(f"no shell in this sandbox: {reason}")
+        return channel, received[1]
+
+    def _limit(self) -> LimitName | None:
+        hits = self._groups.new_hits()
+        if hits:
+            return hits[0]
+        status = os.fstatvfs(self._root)
+        return "disk" if status.f_bavail * status.f_frsize <= _FULL else None
+
+
+def _plan(spec: SandboxSpec, groups: Groups) -> dict[str, Any]:
+    """The spec as the starter takes it."""
+    limits = spec.limits
+    rlimits = {"RLIMIT_NOFILE": limits.open_files}
+    if not groups.directories:
+        rlimits["RLIMIT_DATA"] = limits.memory_mib << 20
+    is_host = spec.network == "host"
+    return {
+        "overlays": [
+            {"target": overlay.target, "lower": [str(lower.absolute()) for lower in overlay.lower]}
+            for overlay in spec.overlays
+        ],
+        "binds": [
+            {"target": bind.target, "source": str(bind.source.absolute()), "writable": bind.writable}
+            for bind in spec.binds
+        ],
+        "network": spec.network,
+        "resolv_conf": _read("/etc/resolv.conf") if is_host else "",
+        "hosts": _read("/etc/hosts") if is_host else "",
+        "hostname": spec.hostname,
+        "disk_mib": limits.disk_mib,
+        "cgroups": [str(directory) for directory in groups.directories],
+        "rlimits": rlimits,
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def check_supported() -> None:
+    """Start a sandbox for real. Raises SandboxError with what this machine lacks, in one line."""
+    if platform.system() != "Linux":
+        raise SandboxError(f"sandboxes need Linux, this is {platform.system()}")
+    if os.geteuid() != 0:
+        raise SandboxError("sandboxes need root for now: run as root")
+    if not re.search(r"^nodev\s+overlay$", Path("/proc/filesystems").read_text(), re.MULTILINE):
+        raise SandboxError("the kernel has no overlayfs: run `modprobe overlay`")
+    with Sandbox(SandboxSpec()) as sandbox:
+        result = sandbox.run("true", timeout=30)
+    if result.exit_code != 0:
+        raise SandboxError(f"a sandbox started, but `true` gave {result.exit_code} in it: {result.output.strip()}")

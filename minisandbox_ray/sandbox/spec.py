@@ -1,0 +1,125 @@
+"""What a sandbox is made of, and what its commands give back."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+LimitName = Literal["memory", "pids", "disk"]
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or path == "/" or ".." in path.split("/") or "\0" in path:
+        raise ValueError(f"{path!r} is not an absolute path without '..' below /")
+    return path
+
+
+Target = Annotated[str, AfterValidator(_absolute)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Limits(_Model):
+    memory_mib: int = Field(2048, gt=0)
+    """All processes together, files on the writable layer and swap included; MiB."""
+    pids: int = Field(256, gt=2)
+    """Processes and threads at a time."""
+    disk_mib: int = Field(1024, gt=0)
+    """Everything that is written, in all places together; MiB. Lives in memory (tmpfs)."""
+    open_files: int = Field(4096, gt=20)
+    """File descriptors of one process."""
+    output_chars: int = Field(60_000, gt=100)
+    """Of a command's output, half from the start and half from the end are kept; bytes before decoding."""
+
+
+class Overlay(_Model):
+    """A copy-on-write view of host directories."""
+
+    target: Target
+    """Where it appears inside; made if missing."""
+    lower: list[Path] = Field(min_length=1)
+    """Host directories, topmost first; never written to."""
+
+
+class Bind(_Model):
+    """A host file or directory that appears inside."""
+
+    source: Path
+    target: Target
+    """Where it appears inside; made if missing."""
+    writable: bool = False
+    """Whether writes inside reach the host."""
+
+
+class SandboxSpec(_Model):
+    overlays: list[Overlay] = []
+    """Mounted in this order. Without one on /testbed, that is an empty writable directory."""
+    binds: list[Bind] = []
+    """Mounted after the overlays, in this order."""
+    env: dict[str, str] = {}
+    """Environment variables, added to the clean default ones."""
+    network: Literal["none", "host"] = "none"
+    """`none`: a loopback of its own. `host`: the host's network, name resolution included."""
+    hostname: str = Field("sandbox", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")
+    """The host name inside."""
+    cwd: str = "/testbed"
+    """Where the session and one-shot programs start."""
+    limits: Limits = Limits()
+    """What the sandbox may use."""
+
+
+DEFAULT_ENV = {
+    "PATH": "/venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "HOME": "/root",
+    "USER": "root",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command of a session gave."""
+
+    output: str
+    """Standard output and error as they came, terminal escapes removed, undecodable bytes replaced."""
+    exit_code: int
+    """`$?`; 128 + signal if the shell itself died by a signal. An unspecified integer if timed out."""
+    timed_out: bool
+    """The time limit ended it; the session lives on."""
+    truncated: bool
+    """The middle of the output was cut; a marker in it says how much."""
+    restarted: bool
+    """The shell had to be replaced: directory and exported variables are kept, the rest of its state is lost."""
+    limit: LimitName | None
+    """The limit that was hit while the command ran."""
+    cwd: str
+    """The session's directory afterwards."""
+    seconds: float
+    """Wall time."""
+    output_bytes: int
+    """How much was printed, before cutting."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What a one-shot program gave."""
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+    """128 + signal if a signal ended it; 127 if there is no such program, 126 if it could not be started."""
+    timed_out: bool
+    """The time limit ended it and its process group."""
+    truncated: bool
+    """The middle of an output was cut; a marker in it says how much."""
+    limit: LimitName | None
+    """The limit that was hit while it ran."""
+    seconds: float
+    """Wall time."""

@@ -1,0 +1,72 @@
+"""The private /etc of a sandbox: nothing of the host's but what programs need and what is no secret."""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "fonts", "terminfo")
+_HOST_FILES = (
+    "bash.bashrc host.conf inputrc ld.so.cache ld.so.conf locale.alias localtime magic magic.mime mailcap manpath.config"
+    " mime.types os-release protocols rpc services shells ssl/openssl.cnf timezone"
+).split()
+_PASSWD = """\
+root:x:0:0:root:/root:/bin/bash
+daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin
+www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+"""
+_GROUP = "root:x:0:\ndaemon:x:1:\ntty:x:5:\nusers:x:100:\nwww-data:x:33:\nnogroup:x:65534:\n"
+# checkStat and trustctime: a file's inode number and change time differ between the lower layer, where the index was
+# written, and an overlay over it; without them the first `git status` reads the whole repository
+_GITCONFIG = """\
+[user]
+\tname = agent
+\temail = agent@sandbox
+[safe]
+\tdirectory = *
+[core]
+\tcheckStat = minimal
+\ttrustctime = false
+[init]
+\tdefaultBranch = main
+[advice]
+\tdetachedHead = false
+"""
+
+
+@functools.cache
+def _host_files() -> dict[str, bytes | str]:
+    """Read once, in the starter: {path below /etc: content, or a link's target}."""
+    found: dict[str, bytes | str] = {}
+    for name in _HOST_FILES:
+        path = Path("/etc", name)
+        if path.is_symlink() and "/usr/" in os.readlink(path):
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            found[name] = path.read_bytes()
+    return found
+
+
+def prepare() -> None:
+    _host_files()
+
+
+def etc_files(plan: dict[str, Any]) -> dict[str, bytes | str]:
+    """All files of /etc for a plan: {path below /etc: content, or a link's target}."""
+    hostname = plan["hostname"]
+    hosts = f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"
+    files: dict[str, bytes | str] = {
+        **_host_files(),
+        "passwd": _PASSWD.encode(),
+        "group": _GROUP.encode(),
+        "gitconfig": _GITCONFIG.encode(),
+        "hostname": f"{hostname}\n".encode(),
+        "minisandbox": b"private root\n",
+        "mtab": "/proc/self/mounts",
+        "nsswitch.conf": b"passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
+    }
+    files["hosts"] = (hosts + plan["hosts"]).encode()
+    if plan["resolv_conf"]:
+        files["resolv.conf"] = plan["resolv_conf"].encode()
+    return files

@@ -1,0 +1,254 @@
+"""Pid 1 of a sandbox: spawns what the host asks for, reaps, signals. Nobody inside can kill, trace or read it.
+
+Each shell and each one-shot program has a socket of its own to the host ("channel"), over which its end is told and
+signals for it are asked for. When the host's end of the control socket closes, the sandbox ends.
+"""
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import termios
+import time
+from typing import Any
+
+from . import wire
+
+_PIPE_SIZE = 4096  # one page: one slot
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+_BASH = next((path for path in ("/usr/bin/bash", "/bin/bash") if os.path.exists(path)), "/bin/bash")
+
+
+class Child:
+    """A process that the host asked for; `held` are descriptors that must stay open while it lives."""
+
+    def __init__(self, pid: int, channel: socket.socket, held: tuple[int, ...] = ()) -> None:
+        self.pid, self.channel, self.held = pid, channel, held
+
+    def close(self) -> None:
+        self.channel.close()
+        for descriptor in self.held:
+            os.close(descriptor)
+
+
+class Init:
+    def __init__(self, control: socket.socket, links: dict[str, str]) -> None:
+        self.control, self.links = control, links
+        self.children: dict[int, Child] = {}
+        self.channels: dict[int, Child] = {}
+        self.poller = select.poll()
+
+    def serve(self) -> None:
+        """Never returns."""
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.poller.register(woken, select.POLLIN)
+        self.poller.register(self.control, select.POLLIN)
+        while True:
+            for descriptor, _ in self.poller.poll():
+                if descriptor == woken:
+                    os.read(woken, 4096)
+                elif descriptor == self.control.fileno():
+                    self._request()
+                elif descriptor in self.channels:
+                    self._signal(self.channels[descriptor])
+            self._reap()
+
+    def _request(self) -> None:
+        received = wire.receive(self.control)
+        if received is None:
+            os._exit(0)
+        message, (channel_descriptor, *descriptors) = received
+        channel = socket.socket(fileno=channel_descriptor)
+        try:
+            child = self._shell(message, channel) if message["op"] == "shell" else None
+            child = child or self._program(message, channel, descriptors)
+        except OSError as error:
+            try:
+                wire.send(channel, {"error": f"{message['op']}: {error}", "errno": error.errno})
+            except OSError:
+                pass
+            channel.close()
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self.children[child.pid] = self.channels[channel.fileno()] = child
+        self.poller.register(channel, select.POLLIN)
+
+    def _shell(self, message: dict[str, Any], channel: socket.socket) -> Child:
+        """A bash on a new terminal of the sandbox's own, which reads its commands from a pipe of one slot."""
+        for path, target in self.links.items():
+            if not os.path.lexists(path):
+                try:
+                    os.symlink(target, path)
+                except OSError:
+                    pass
+        master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+        slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        arguments = ["bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
+        pid = self._fork(evict=True)
+        if pid == 0:
+            try:
+                os.setsid()
+                fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+                _become(_BASH, arguments, message["env"], message["cwd"], {0: slave, 1: slave, 2: slave, 9: reader})
+            finally:
+                os._exit(127)
+        os.close(reader)
+        handle = os.pidfd_open(pid)
+        # the slave stays open so that the master never hangs up early; the master tells the foreground group
+        child = Child(pid, channel, (slave, master))
+        try:
+            wire.send(channel, {"pid": pid}, [master, writer, handle])
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+        finally:
+            os.close(writer)
+            os.close(handle)
+        return child
+
+    def _program(self, message: dict[str, Any], channel: socket.socket, descriptors: list[int]) -> Child:
+        pid = self._fork(evict=False)
+        if pid == 0:
+            try:
+                os.setsid()
+                argv, streams = message["argv"], dict(enumerate(descriptors[:3]))
+                _become(argv[0], argv, message["env"], message["cwd"], streams, search=True)
+            except OSError as error:
+                os.write(2, f"{message['argv'][0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+                os._exit(127 if error.errno == errno.ENOENT else 126)
+            finally:
+                os._exit(126)
+        return Child(pid, channel)
+
+    def _fork(self, evict: bool) -> int:
+        """Fork; where the process limit is eaten up, `evict` ends everything inside first."""
+        for _ in range(100):
+            try:
+                return os.fork()
+            except OSError:
+                if not evict:
+                    raise
+            try:
+                os.kill(-1, signal.SIGKILL)
+            except OSError:
+                pass
+            self._reap()
+            time.sleep(0.01)
+        return os.fork()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            child = self.children.pop(pid, None)
+            if child:
+                self._forget(child)
+                try:
+                    wire.send(child.channel, {"exit": os.waitstatus_to_exitcode(status)})
+                except OSError:
+                    pass
+                child.close()
+
+    def _forget(self, child: Child) -> None:
+        if self.channels.pop(child.channel.fileno(), None):
+            self.poller.unregister(child.channel)
+
+    def _signal(self, child: Child) -> None:
+        received = wire.receive(child.channel)
+        if received is None:  # the host gave it up
+            self._forget(child)
+            kill(child.pid, signal.SIGKILL)
+            return
+        message, _ = received
+        if child.held:
+            kill_foreground(child, message["signal"], message["since"], message["shell"])
+        else:
+            kill(-child.pid, message["signal"])
+            kill(child.pid, message["signal"])
+        try:
+            wire.send(child.channel, {"signalled": True})
+        except OSError:
+            pass
+
+
+def _become(
+    path: str, argv: list[str], env: dict[str, str], cwd: str, streams: dict[int, int], search: bool = False
+) -> None:
+    """In a forked child: take these descriptors and no others, and exec."""
+    lifted = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) for number, descriptor in streams.items()}
+    for number, descriptor in lifted.items():  # lifted first: the numbers may collide
+        os.dup2(descriptor, number)
+    low = 3
+    for number in sorted(set(streams) - {0, 1, 2}):
+        os.closerange(low, number)
+        low = number + 1
+    os.closerange(low, 1 << 20)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    with open("/proc/self/oom_score_adj", "w") as file:  # rather than pid 1
+        file.write("500")
+    try:
+        os.chdir(cwd)
+    except OSError:
+        if search:
+            raise
+        os.chdir("/")
+    if search:
+        os.execvpe(path, argv, env)
+    os.execve(path, argv, env)
+
+
+def kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def kill_foreground(child: Child, number: int, since: int, shell: bool) -> None:
+    """Signal what a shell is running.
+
+    INT goes to the shell too, whose trap ends the step. Where the shell itself is in the foreground, TERM and KILL go
+    to those of its children that began after the step did (`since`, in ticks after boot); with `shell` to the shell.
+    """
+    pid, master = child.pid, child.held[1]
+    try:
+        group = os.tcgetpgrp(master)
+    except OSError:
+        group = pid
+    if number == signal.SIGINT:
+        kill(pid, signal.SIGCONT)
+    if group > 1 and group != pid:
+        if number == signal.SIGINT:
+            kill(pid, number)
+        kill(-group, number)
+        kill(-group, signal.SIGCONT)
+    elif number == signal.SIGINT:
+        kill(-pid, number)
+    else:
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parent, its_group, start = int(fields[1]), int(fields[2]), int(fields[19])
+            if parent == pid and start >= since:
+                kill(-its_group if its_group != pid else int(name), number)
+    if shell:
+        kill(pid, signal.SIGKILL)

@@ -1,0 +1,138 @@
+"""The starter: a small process, exec'd early with nothing in it, from which every sandbox of an owner is forked.
+
+Forking a small process costs the same whatever the owner grows to, and pid 1 inherits no secret. When the owner dies,
+the starter ends its sandboxes and removes their control groups: nobody else would.
+"""
+
+import fcntl
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import time
+from typing import Any
+
+from . import cgroups, etc, init, root, seccomp, syscalls, wire
+
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid: what package managers and test suites need. A network of
+# its own adds net_bind_service.
+_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7}
+_NET_BIND_SERVICE = 10
+_CLONE_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
+_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
+
+
+def main(descriptor: int) -> None:
+    """Serve the owner at the other end of this socket until it is gone."""
+    if os.fork():  # not a child of the owner: what kills an owner's children must not kill its reaper
+        os._exit(0)
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o022)
+    syscalls.hide_command_line("minisandbox")
+    syscalls.set_undumpable()
+    syscalls.set_child_subreaper()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    owner = socket.socket(fileno=descriptor)
+    received = wire.receive(owner)
+    if received is None:
+        return
+    message, (handle,) = received
+    cgroups.sweep()
+    etc.prepare()
+    seccomp_filter = seccomp.build_filter(syscalls.MACHINE)
+    gc.disable()
+    gc.freeze()
+    poller = select.poll()
+    poller.register(owner, select.POLLIN)
+    poller.register(handle, select.POLLIN)  # a forked child of the owner may hold the socket longer than the owner
+    while handle not in [ready for ready, _ in poller.poll()]:
+        received = wire.receive(owner)
+        if received is None:
+            break
+        plan, (control,) = received
+        if os.fork() == 0:
+            owner.close()
+            os.close(handle)
+            _launch(plan, socket.socket(fileno=control), seccomp_filter)
+        os.close(control)
+    owner.close()
+    _end_children()
+    cgroups.remove_groups_of(message["owner"])
+
+
+def _end_children() -> None:
+    """Kill all children until none is left; those of a killed one become ours (subreaper)."""
+    me = str(os.getpid())
+    while True:
+        children = 0
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parent = file.read().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if parent == me:
+                children += 1
+                init.kill(int(name), signal.SIGKILL)
+        if not children:
+            return
+        time.sleep(0.005)
+
+
+def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes) -> None:
+    """In a forked child: become pid 1 of a new sandbox. Never returns."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for directory in plan["cgroups"]:  # before the namespaces and before the first fork, else nothing is limited
+            with open(f"{directory}/cgroup.procs", "w") as file:
+                file.write("0")
+        private_network = plan["network"] == "none"
+        os.unshare(_CLONE_NAMESPACES | (os.CLONE_NEWNET if private_network else 0))
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        descriptors = root.build(plan)
+        if private_network:
+            _raise_loopback()
+        socket.sethostname(plan["hostname"])
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for name, value in plan["rlimits"].items():
+            _limit(getattr(resource, name), value)
+        links = root.top_level_links()
+        syscalls.set_no_new_privileges()
+        syscalls.keep_capabilities(_CAPABILITIES | ({_NET_BIND_SERVICE} if private_network else set()))
+        syscalls.install_seccomp_filter(seccomp_filter)
+        syscalls.set_undumpable()
+        wire.send(control, {"descriptors": list(descriptors)}, [os.pidfd_open(os.getpid()), *descriptors.values()])
+        _keep_only(control)
+        init.Init(control, links).serve()
+    except BaseException as error:
+        try:
+            wire.send(control, {"error": " ".join(str(error).split()) or type(error).__name__})
+        finally:
+            os._exit(1)
+
+
+def _keep_only(control: socket.socket) -> None:
+    """Close every other descriptor, and take the sandbox's own /dev/null for the standard ones."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
+    os.closerange(3, control.fileno())
+    os.closerange(control.fileno() + 1, 1 << 20)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP | _IFF_RUNNING, b""))

@@ -1,0 +1,36 @@
+"""Paths resolved inside a root that somebody hostile may be changing meanwhile."""
+
+import errno
+import os
+
+from . import syscalls
+
+
+def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` as a process with this root would; magic links of /proc are refused. Raises OSError."""
+    resolve = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS
+    for attempt in range(64):
+        try:
+            return syscalls.openat2(root, path, flags, mode, resolve)
+        except OSError as error:  # EAGAIN: something was renamed while the kernel walked a `..`
+            if error.errno != errno.EAGAIN or attempt == 63:
+                raise
+    raise AssertionError
+
+
+def make_directories(root: int, path: str) -> int:
+    """`mkdir -p` inside the root; symbolic links are followed inside it. -> O_PATH descriptor of the last one"""
+    flags = os.O_PATH | os.O_DIRECTORY
+    done = ""
+    current = open_in_root(root, "/", flags)
+    for part in path.strip("/").split("/"):
+        try:
+            try:
+                following = open_in_root(root, f"{done}/{part}", flags)
+            except FileNotFoundError:
+                os.mkdir(part, 0o755, dir_fd=current)
+                following = open_in_root(root, f"{done}/{part}", flags)
+        finally:
+            os.close(current)
+        current, done = following, f"{done}/{part}"
+    return current

@@ -1,0 +1,139 @@
+"""Kernel calls that Python's os module lacks, typed. The only file that uses ctypes.
+
+Sources: the manual pages of section 2 and the kernel's include/uapi headers. Every call raises OSError.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+MACHINE = platform.machine()
+READ_NUMBER = {"x86_64": 0, "aarch64": 63}.get(MACHINE, -1)  # read(2), as /proc/PID/syscall shows it
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
+_OPENAT2, _MOUNT_SETATTR = 437, 442  # the same on every architecture
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
+
+IN_OPEN = 0x20
+
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 4, 22, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _path(value: str | None) -> bytes | None:
+    return None if value is None else os.fsencode(value)
+
+
+def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    result = _libc.mount(_path(source), _path(target), _path(kind), ctypes.c_ulong(flags), _path(data))
+    _check(result, f"mount {kind or source or ''} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Detach the mount at target, lazily, with what is below it."""
+    _check(_libc.umount2(_path(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT), _path(new), _path(old)), "pivot_root")
+
+
+def set_mount_attributes(target: str, attributes: int, recursive: bool = True) -> None:
+    """mount_setattr(2), since Linux 5.12."""
+    wanted = struct.pack("4Q", attributes, 0, 0, 0)
+    flags = ctypes.c_uint(_AT_RECURSIVE if recursive else 0)
+    number, size = ctypes.c_long(_MOUNT_SETATTR), ctypes.c_size_t(len(wanted))
+    result = _libc.syscall(number, ctypes.c_int(_AT_FDCWD), _path(target), flags, wanted, size)
+    _check(result, f"mount_setattr {target}")
+
+
+def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, resolve: int = 0) -> int:
+    """openat2(2), since Linux 5.6: a path is resolved below `directory` as `resolve` says. -> descriptor"""
+    how = struct.pack("3Q", flags | os.O_CLOEXEC, mode, resolve)
+    number, size = ctypes.c_long(_OPENAT2), ctypes.c_size_t(len(how))
+    descriptor = _libc.syscall(number, ctypes.c_int(directory), os.fsencode(path), how, size)
+    if descriptor < 0:
+        number_ = ctypes.get_errno()
+        raise OSError(number_, os.strerror(number_), os.fsdecode(path))
+    return descriptor
+
+
+def _prctl(option: int, *arguments: int) -> int:
+    values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    return _check(_libc.prctl(ctypes.c_int(option), *values), f"prctl {option}")
+
+
+def set_undumpable() -> None:
+    """Nobody without CAP_SYS_PTRACE can read this process's memory, environment or descriptors."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def set_child_subreaper() -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_no_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def keep_capabilities(keep: Iterable[int]) -> None:
+    """Drop every capability but these, from the bounding, permitted, effective, inheritable and ambient sets."""
+    kept = set(keep)
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for capability in range(last + 1):
+        if capability not in kept:
+            _prctl(_PR_CAPBSET_DROP, capability)
+    mask = sum(1 << capability for capability in kept)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")
+    _prctl(_PR_CAP_AMBIENT, 4)  # PR_CAP_AMBIENT_CLEAR_ALL
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def install_seccomp_filter(program: bytes) -> None:
+    """Install a classic BPF program (8-byte instructions) for this process and its children."""
+    filter_program = _FilterProgram(len(program) // 8, program)
+    result = _libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(filter_program), 0, 0)
+    _check(result, "seccomp")
+
+
+def watch_opens(path: str) -> int:
+    """A non-blocking inotify descriptor that turns readable when the file is opened."""
+    descriptor = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
+    try:
+        _check(_libc.inotify_add_watch(descriptor, _path(path), ctypes.c_uint(IN_OPEN)), "inotify_add_watch")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def hide_command_line(title: str) -> None:
+    """Overwrite this process's argument area, which /proc/PID/cmdline shows to everybody."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, fields 48 and 49 of proc_pid_stat(5)
+    text = os.fsencode(title)[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))

@@ -1,0 +1,41 @@
+"""Messages between host, starter and pid 1: a JSON text in a memory file, and descriptors, over a Unix socket.
+
+A memory file, because a packet is bounded and an argument list is not. Strings may hold any bytes (surrogateescape).
+"""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+_MAX_DESCRIPTORS = 16
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
+    """Raises OSError when the peer is gone."""
+    body = os.memfd_create("message", os.MFD_CLOEXEC)
+    try:
+        with open(body, "wb", closefd=False) as file:
+            file.write(json.dumps(message).encode())
+        socket.send_fds(sock, [b"m"], [body, *descriptors])
+    finally:
+        os.close(body)
+
+
+def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
+    """The next message with its descriptors, or None when the peer is gone."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(sock, 1, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionError:
+        return None
+    if not data:
+        return None
+    with open(descriptors[0], "rb") as file:
+        file.seek(0)
+        return json.loads(file.read()), list(descriptors[1:])

@@ -1,0 +1,89 @@
+"""Real sandboxes over a small repository; what attacks the root it runs in must go through `guarded`."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.errors import SandboxError
+from minisandbox_ray.sandbox import Limits, Overlay, Sandbox, SandboxSpec, check_supported
+
+GIT_ENV = {
+    **{key: value for key, value in os.environ.items() if not key.startswith("GIT_")},
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_SYSTEM": "/dev/null",
+    "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@b",
+    "GIT_COMMITTER_NAME": "a",
+    "GIT_COMMITTER_EMAIL": "a@b",
+    "GIT_AUTHOR_DATE": "2024-01-01T00:00:00Z",
+    "GIT_COMMITTER_DATE": "2024-01-01T00:00:00Z",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def supported() -> None:
+    try:
+        check_supported()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def git(directory: Path, *arguments: str, stdin: bytes | None = None) -> bytes:
+    command = ["git", "-c", "safe.directory=*", "-C", str(directory), *arguments]
+    return subprocess.run(command, env=GIT_ENV, check=True, input=stdin, stdout=subprocess.PIPE).stdout
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A git repository with one commit and a file a.txt that holds "one"."""
+    directory = tmp_path_factory.mktemp("repository")
+    (directory / "a.txt").write_text("one\n")
+    git(directory, "init", "-q", "-b", "main")
+    git(directory, "add", "a.txt")
+    git(directory, "commit", "-q", "-m", "one")
+    return directory
+
+
+Factory = Callable[..., Sandbox]
+
+
+@pytest.fixture
+def start(repository: Path) -> Iterator[Factory]:
+    """Start sandboxes over the repository; keywords are limits, but `spec` (fields of the spec) and `lower`."""
+    started: list[Sandbox] = []
+
+    def make(*, lower: Path | None = None, spec: dict | None = None, **limits: int) -> Sandbox:
+        overlay = Overlay(target="/testbed", lower=[lower or repository])
+        fields = {"overlays": [overlay], "limits": Limits(**limits), **(spec or {})}
+        started.append(Sandbox(SandboxSpec(**fields)))
+        return started[-1]
+
+    yield make
+    for sandbox in started:
+        sandbox.close()
+
+
+def guard(sandbox: Sandbox) -> None:
+    """Prove that commands run in a private root before anything destructive is sent there."""
+    namespace = os.readlink("/proc/self/ns/mnt")
+    inside = sandbox.execute(["readlink", "/proc/self/ns/mnt"], cwd="/").stdout.decode().strip()
+    assert inside.startswith("mnt:[")
+    assert inside != namespace
+    assert os.readlink(f"/proc/{sandbox.init_pid}/ns/mnt") == inside
+    assert sandbox.run("cat /etc/minisandbox").output == "private root\n"
+    assert not Path("/etc/minisandbox").exists()
+
+
+def processes_in(namespace: str) -> list[int]:
+    """The processes whose mount namespace this is."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{name}/ns/mnt") == namespace:
+                found.append(int(name))
+        except OSError:
+            continue
+    return found
