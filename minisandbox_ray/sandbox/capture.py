@@ -4,7 +4,8 @@ import re
 
 # ECMA-48 control sequences, operating system commands and other strings, two-byte escapes
 _ESCAPE = re.compile(
-    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)|[PX^_][^\x1b]{0,4096}\x1b\\|[ -/]+[0-~]|[0-Z\\-~])?"
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)"
+    rb"|[PX^_][^\x1b]{0,4096}\x1b\\|[ -/]+[0-~]|[0-Z\\-~])?"
 )
 
 

@@ -5,6 +5,8 @@ redirected directories). Their content goes as raw blobs through `git fast-impor
 sandbox, where `git diff` prints the patch: no index, attribute, hook or configuration of the agent's is read.
 """
 
+# ruff: noqa: PTH123, PTH208
+
 import os
 import stat
 from collections.abc import Iterator

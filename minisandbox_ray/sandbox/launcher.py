@@ -90,7 +90,9 @@ def launch(plan: dict[str, Any]) -> tuple[socket.socket, int, dict[str, int]]:
             received = None
             if isinstance(error, TimeoutError):
                 control.close()
-                raise SandboxError(f"no sandbox within {_START_SECONDS:.0f} s: the node is overloaded or hangs") from None
+                raise SandboxError(
+                    f"no sandbox within {_START_SECONDS:.0f} s: the node is overloaded or hangs"
+                ) from None
         if received is not None and "error" not in received[0]:
             message, (handle, *descriptors) = received
             return control, handle, dict(zip(message["descriptors"], descriptors, strict=True))

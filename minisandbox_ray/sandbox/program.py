@@ -1,5 +1,7 @@
 """One-shot programs: no shell, no terminal, bounded output."""
 
+# ruff: noqa: PTH123
+
 import os
 import select
 import signal

@@ -98,7 +98,7 @@ class _Shell:
                 return False
             if fields[0] == b"%d" % syscalls.READ_NUMBER:
                 try:
-                    return os.stat(f"/proc/{self.pid}/fd/{int(fields[1], 16)}").st_ino == self.pipe_inode
+                    return Path(f"/proc/{self.pid}/fd/{int(fields[1], 16)}").stat().st_ino == self.pipe_inode
                 except OSError:
                     return False
             if fields[0] != b"running" and attempt > 20:
@@ -288,7 +288,7 @@ class Session:
         assert shell.state
         try:
             exit_code = shell.state.exit_code()
-            self.cwd = os.readlink(f"/proc/{shell.pid}/cwd").removesuffix(" (deleted)")
+            self.cwd = str(Path(f"/proc/{shell.pid}/cwd").readlink()).removesuffix(" (deleted)")
             self.env = shell.state.exported() or self.env
         except (OSError, struct.error):
             return None

@@ -42,7 +42,7 @@ class ShellState:
 
     def __init__(self, pid: int) -> None:
         program = f"/proc/{pid}/exe"
-        status = os.stat(program)
+        status = Path(program).stat()
         relative, symbols = _read_symbols(program, (status.st_dev, status.st_ino, status.st_mtime_ns))
         base = 0
         if relative:

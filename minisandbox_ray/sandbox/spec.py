@@ -23,15 +23,15 @@ class _Model(BaseModel):
 
 
 class Limits(_Model):
-    memory_mib: int = Field(2048, gt=0)
+    memory_mib: Annotated[int, Field(gt=0)] = 2048
     """All processes together, files on the writable layer and swap included; MiB."""
-    pids: int = Field(256, gt=2)
+    pids: Annotated[int, Field(gt=2)] = 256
     """Processes and threads at a time."""
-    disk_mib: int = Field(1024, gt=0)
+    disk_mib: Annotated[int, Field(gt=0)] = 1024
     """Everything that is written, in all places together; MiB. Lives in memory (tmpfs)."""
-    open_files: int = Field(4096, gt=20)
+    open_files: Annotated[int, Field(gt=20)] = 4096
     """File descriptors of one process."""
-    output_chars: int = Field(60_000, gt=100)
+    output_chars: Annotated[int, Field(gt=100)] = 60_000
     """Of a command's output, half from the start and half from the end are kept; bytes before decoding."""
 
 
@@ -40,7 +40,7 @@ class Overlay(_Model):
 
     target: Target
     """Where it appears inside; made if missing."""
-    lower: list[Path] = Field(min_length=1)
+    lower: Annotated[list[Path], Field(min_length=1)]
     """Host directories, topmost first; never written to."""
 
 
@@ -63,7 +63,7 @@ class SandboxSpec(_Model):
     """Environment variables, added to the clean default ones."""
     network: Literal["none", "host"] = "none"
     """`none`: a loopback of its own. `host`: the host's network, name resolution included."""
-    hostname: str = Field("sandbox", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")
+    hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")] = "sandbox"
     """The host name inside."""
     cwd: str = "/testbed"
     """Where the session and one-shot programs start."""

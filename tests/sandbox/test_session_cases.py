@@ -1,5 +1,7 @@
 """What an agent's shell must survive: session_cases.yaml says what each step must give."""
 
+# ruff: noqa: PTH115
+
 import os
 import re
 import time

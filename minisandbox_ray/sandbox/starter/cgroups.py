@@ -5,6 +5,8 @@ that whoever comes later can tell what a dead owner left behind.
 Sources: the kernel's admin-guide/cgroup-v1/{memory,pids}.rst and admin-guide/cgroup-v2.rst.
 """
 
+# ruff: noqa: PTH115
+
 import os
 import re
 import signal

@@ -1,5 +1,7 @@
 """The private /etc of a sandbox: nothing of the host's but what programs need and what is no secret."""
 
+# ruff: noqa: PTH115
+
 import functools
 import os
 from pathlib import Path
@@ -7,9 +9,26 @@ from typing import Any
 
 ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "fonts", "terminfo")
 _HOST_FILES = (
-    "bash.bashrc host.conf inputrc ld.so.cache ld.so.conf locale.alias localtime magic magic.mime mailcap manpath.config"
-    " mime.types os-release protocols rpc services shells ssl/openssl.cnf timezone"
-).split()
+    "bash.bashrc",
+    "host.conf",
+    "inputrc",
+    "ld.so.cache",
+    "ld.so.conf",
+    "locale.alias",
+    "localtime",
+    "magic",
+    "magic.mime",
+    "mailcap",
+    "manpath.config",
+    "mime.types",
+    "os-release",
+    "protocols",
+    "rpc",
+    "services",
+    "shells",
+    "ssl/openssl.cnf",
+    "timezone",
+)
 _PASSWD = """\
 root:x:0:0:root:/root:/bin/bash
 daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin

@@ -4,6 +4,8 @@ Each shell and each one-shot program has a socket of its own to the host ("chann
 signals for it are asked for. When the host's end of the control socket closes, the sandbox ends.
 """
 
+# ruff: noqa: PTH123, PTH208, PTH211
+
 import errno
 import fcntl
 import os
@@ -19,7 +21,7 @@ from . import wire
 
 _PIPE_SIZE = 4096  # one page: one slot
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
-_BASH = next((path for path in ("/usr/bin/bash", "/bin/bash") if os.path.exists(path)), "/bin/bash")
+_SHELL = ["/bin/bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
 
 
 class Child:
@@ -93,13 +95,12 @@ class Init:
         slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        arguments = ["bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
         pid = self._fork(evict=True)
         if pid == 0:
             try:
                 os.setsid()
                 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-                _become(_BASH, arguments, message["env"], message["cwd"], {0: slave, 1: slave, 2: slave, 9: reader})
+                _become(_SHELL, message, {0: slave, 1: slave, 2: slave, 9: reader}, strict=False)
             finally:
                 os._exit(127)
         os.close(reader)
@@ -120,8 +121,7 @@ class Init:
         if pid == 0:
             try:
                 os.setsid()
-                argv, streams = message["argv"], dict(enumerate(descriptors[:3]))
-                _become(argv[0], argv, message["env"], message["cwd"], streams, search=True)
+                _become(message["argv"], message, dict(enumerate(descriptors)), strict=True)
             except OSError as error:
                 os.write(2, f"{message['argv'][0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
                 os._exit(127 if error.errno == errno.ENOENT else 126)
@@ -184,10 +184,11 @@ class Init:
             pass
 
 
-def _become(
-    path: str, argv: list[str], env: dict[str, str], cwd: str, streams: dict[int, int], search: bool = False
-) -> None:
-    """In a forked child: take these descriptors and no others, and exec."""
+def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], strict: bool) -> None:
+    """In a forked child: take these descriptors and no others, and exec argv with the message's `env` in its `cwd`.
+
+    If that directory is gone, `strict` raises, else it is /.
+    """
     lifted = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) for number, descriptor in streams.items()}
     for number, descriptor in lifted.items():  # lifted first: the numbers may collide
         os.dup2(descriptor, number)
@@ -203,14 +204,12 @@ def _become(
     with open("/proc/self/oom_score_adj", "w") as file:  # rather than pid 1
         file.write("500")
     try:
-        os.chdir(cwd)
+        os.chdir(message["cwd"])
     except OSError:
-        if search:
+        if strict:
             raise
         os.chdir("/")
-    if search:
-        os.execvpe(path, argv, env)
-    os.execve(path, argv, env)
+    os.execvpe(argv[0], argv, message["env"])
 
 
 def kill(pid: int, number: int) -> None:

@@ -4,6 +4,8 @@ Forking a small process costs the same whatever the owner grows to, and pid 1 in
 the starter ends its sandboxes and removes their control groups: nobody else would.
 """
 
+# ruff: noqa: PTH123, PTH208
+
 import fcntl
 import gc
 import os

@@ -4,6 +4,8 @@ One tmpfs holds all that can be written (its size is the disk limit): the root i
 upper layers of the overlays. All of it vanishes with the namespace.
 """
 
+# ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH116, PTH120, PTH208, PTH211
+
 import errno
 import os
 from pathlib import Path

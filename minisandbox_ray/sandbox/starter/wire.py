@@ -3,6 +3,8 @@
 A memory file, because a packet is bounded and an argument list is not. Strings may hold any bytes (surrogateescape).
 """
 
+# ruff: noqa: PTH123
+
 import json
 import os
 import socket
