@@ -13,11 +13,15 @@ from functools import cached_property
 
 
 class SourceText:
-    """One file's text, its tree, and the spans of the tree's nodes. Raises SyntaxError if it does not parse."""
+    """One file's text, its lines, its tree, and the spans of the tree's nodes."""
 
     def __init__(self, text: str):
         self.text = text
-        self.tree = ast.parse(text)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree. Raises SyntaxError if the text does not parse."""
+        return ast.parse(self.text)
 
     @cached_property
     def line_starts(self) -> list[int]:
