@@ -19,7 +19,7 @@ from minisandbox_ray.environments.archive import (
     write_manifest,
 )
 from minisandbox_ray.environments.cache import cache_root, remove_tree
-from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
+from minisandbox_ray.environments.interpreters import inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, Source, environment_digest, tree_hash
@@ -58,10 +58,11 @@ find . -exec touch -h -d @{FIXED_TIME} {{}} +
 find /venv -exec touch -h -d @{FIXED_TIME} {{}} +
 {ONE_COMMIT}
 find /venv -name __pycache__ -prune -exec rm -rf {{}} +
-PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0 /venv/lib > /dev/null 2>&1 || true
+env -u SOURCE_DATE_EPOCH PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0 /venv/lib > /dev/null 2>&1 || true
 """
 """What the install left in the tree joins the one commit, so that git status starts clean; a copy of the sources in
-build/ would show a task's answer and goes. Compiled files carry their source's time: that is set before."""
+build/ would show a task's answer and goes. Compiled files carry their source's time, which is set before; with
+SOURCE_DATE_EPOCH Python would make the kind that hashes the source at each import."""
 
 
 @dataclass
@@ -101,7 +102,7 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
     `log` is called with one line per step. Concurrent calls for one spec on a node build once. Raises BuildError
     (with the tail of the failed command's output), ConfigError for a source directory that isn't there.
     """
-    interpreter, copy = store.interpreter(spec.python)
+    interpreter, _ = store.interpreter(spec.python)
     source_tree = ""
     if spec.source is not None and spec.source.path is not None:
         if not spec.source.path.is_dir():
@@ -112,7 +113,7 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
         if manifest_path(archives, digest).exists():
             return read_manifest(archives, digest)
         tree = scratch / "tree"
-        commands = _fill(spec, digest, (interpreter, copy), scratch, log or _silent)
+        commands = _fill(spec, digest, store, scratch, log or _silent)
         (log or _silent)("pack the archive")
         normalise(tree)
         files, size = survey(tree)
@@ -135,9 +136,9 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
         return manifest
 
 
-def _fill(spec: EnvSpec, digest: str, python: tuple[Interpreter, Path | None], scratch: Path, log: Log) -> list[str]:
+def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log) -> list[str]:
     """Build scratch/tree/{venv,testbed}; returns the commands that did."""
-    interpreter, copy = python
+    interpreter, copy = store.interpreter(spec.python)
     pip = host_pip_settings()
     places = {
         "/venv": scratch / "tree/venv",
@@ -147,6 +148,9 @@ def _fill(spec: EnvSpec, digest: str, python: tuple[Interpreter, Path | None], s
     }
     for place in (*places.values(), scratch / "build/tmp", scratch / "build/sdist"):
         place.mkdir(parents=True, exist_ok=True)
+    blank = store.blank_venv(interpreter)
+    if blank.exists():
+        shutil.copyfile(blank, scratch / "build/venv.tar")
     cached = _cached_sdist(spec.source)
     if cached is not None and cached.exists():
         shutil.copyfile(cached, scratch / "build/sdist" / cached.name)
@@ -172,7 +176,7 @@ def _fill(spec: EnvSpec, digest: str, python: tuple[Interpreter, Path | None], s
     )
     with Sandbox(box_spec) as box:
         build = _Build(spec, digest, box, pip, log, [])
-        build.step("make the venv", f"{interpreter.inside} -m venv /venv")
+        _make_venv(build, f"{interpreter.inside} -m venv /venv", scratch / "build", blank)
         if interpreter.key < (3, 7):
             # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml.
             build.step("upgrade pip", "pip install --upgrade 'pip>=21.3' setuptools wheel")
@@ -186,6 +190,17 @@ def _fill(spec: EnvSpec, digest: str, python: tuple[Interpreter, Path | None], s
         build.step("compile and commit", _FINISH, record=False)
     remove_tree(scratch / "build")
     return build.commands
+
+
+def _make_venv(build: _Build, command: str, folder: Path, blank: Path) -> None:
+    """Make the venv, or unpack a fresh one that an earlier build made: installing pip takes seconds."""
+    if (folder / "venv.tar").exists():
+        build.step("make the venv", "tar -xf /build/venv.tar --no-same-owner -C /venv", record=False)
+        build.commands.append(command)
+        return
+    build.step("make the venv", command)
+    build.step("keep it for other builds", "tar -cf /build/venv.tar -C /venv .", record=False)
+    (folder / "venv.tar").replace(blank)  # now, before anybody else's code runs in there
 
 
 def _bring_source(build: _Build, source: Source, sdists: Path, cached: Path | None) -> None:

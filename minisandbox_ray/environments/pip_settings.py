@@ -29,8 +29,8 @@ OPTIONS = (
 )
 """What is taken over from pip's configuration files and PIP_* variables."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", *_PROXIES)
-VARIABLES += tuple(name.upper() for name in _PROXIES)
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+VARIABLES = (*_CERTIFICATES, *_PROXIES, *(name.upper() for name in _PROXIES))
 """What is taken over from the environment besides."""
 
 

@@ -49,7 +49,7 @@ class EnvSpec(BaseModel):
     the unbroken source into the venv, where neither a task's bug nor an agent's fix reaches it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     python: str = "3.12"
     """Interpreter version, "3.12" (newest 3.12 found) or "3.12.1"."""

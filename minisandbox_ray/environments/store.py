@@ -166,6 +166,11 @@ class NodeStore:
             chosen = choose_interpreter(version)
         return chosen, None if chosen.is_system else self._copied(chosen)
 
+    def blank_venv(self, interpreter: Interpreter) -> Path:
+        """Where builds keep a tar of a fresh venv of this interpreter."""
+        path = self._copy_path(interpreter.id)
+        return path.with_name(f"{path.name}.venv.tar")
+
     def derive(self, env: Environment, patch: str) -> Path:
         """The directory to lay over the repository so that it starts with `patch` applied, in a history of one commit.
 
