@@ -47,7 +47,9 @@ class Lease:
     """The right to one sandbox slot. It opens with its first call, and ends with ``release``, with an object that says
     that it has ended, with its worker, or with its deadline."""
 
-    def __init__(self, pool: "Pool", lease_id: int, worker: _Worker, opening: Opening, deadline: float) -> None:
+    def __init__(
+        self, pool: "Pool", lease_id: int, worker: _Worker, opening: Opening, *, deadline: float, wait_seconds: float
+    ) -> None:
         self._pool = pool
         self._worker = worker
         self._opening = opening
@@ -59,6 +61,10 @@ class Lease:
         self.opened = False
         self.ended: str | None = None
         """Why the lease has ended; None while it has not."""
+        self.wait_seconds = wait_seconds
+        """How long it took to get."""
+        self.unpack_seconds = 0.0
+        """How long its first call waited for the environment."""
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the hosted object: one Ray call, from any event loop.
@@ -69,7 +75,10 @@ class Lease:
         try:
             reply = await self._send(method, args, kwargs)
             if isinstance(reply, Missing):
+                started = time.monotonic()
                 await asyncio.wrap_future(self._pool.unpack(self.node, reply))
+                self.unpack_seconds = time.monotonic() - started
+                self.opened = False
                 reply = await self._send(method, args, kwargs)
         except RayError as error:
             raise self._lost(error) from error
@@ -80,7 +89,10 @@ class Lease:
         try:
             reply = ray.get(self._send(method, args, kwargs))
             if isinstance(reply, Missing):
+                started = time.monotonic()
                 self._pool.unpack(self.node, reply).result()
+                self.unpack_seconds = time.monotonic() - started
+                self.opened = False
                 reply = ray.get(self._send(method, args, kwargs))
         except RayError as error:
             raise self._lost(error) from error
@@ -131,7 +143,7 @@ class Pool:
         self._lock = threading.RLock()
         self._workers: dict[str, _Worker] = {}
         self._leases: dict[int, Lease] = {}
-        self._requests: dict[int, tuple[Future, Opening]] = {}
+        self._requests: dict[int, tuple[Future, Opening, float]] = {}
         self._releasing: dict[int, tuple[float, _Worker]] = {}
         self._unpacking: dict[tuple[str, str], Future] = {}
         self._lease_ids = itertools.count(1)
@@ -229,7 +241,7 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise ClusterError("the pool is closed")
-            self._requests[lease_id] = (request, Opening(environment, options or {}))
+            self._requests[lease_id] = (request, Opening(environment, options or {}), time.monotonic())
             self._ledger.request(lease_id, avoid)
         self._grant()
         return lease_id, request
@@ -253,9 +265,10 @@ class Pool:
         granted: list[tuple[Future, Lease | ClusterError]] = []
         with self._lock:
             for lease_id, worker_id in self._ledger.grants():
-                request, opening = self._requests.pop(lease_id)
-                deadline = time.monotonic() + self._config.lease_seconds
-                lease = Lease(self, lease_id, self._workers[worker_id], opening, deadline)
+                request, opening, asked = self._requests.pop(lease_id)
+                now = time.monotonic()
+                worker, deadline = self._workers[worker_id], now + self._config.lease_seconds
+                lease = Lease(self, lease_id, worker, opening, deadline=deadline, wait_seconds=now - asked)
                 self._leases[lease_id] = lease
                 granted.append((request, lease))
             if self._closed or not (self._workers or self._starting):

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import counter
 import pytest
 from ray import cloudpickle
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, Pool, connect
+
+from . import counter
 
 cloudpickle.register_pickle_by_value(counter)  # workers cannot import the tests
 

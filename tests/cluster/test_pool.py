@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from counter import Counter
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, Lease, Pool
 from minisandbox_ray.errors import ArchiveError, ClusterError, SandboxError, TaskError
+
+from .counter import Counter
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> bool:

@@ -1,0 +1,212 @@
+"""An episode: it runs where its sandbox is, in a worker; a reset or a step is one call."""
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from minisandbox_ray.cluster import HostContext
+from minisandbox_ray.environments import Environment
+from minisandbox_ray.errors import ConfigError, MiniSandboxError, SandboxError
+from minisandbox_ray.rollout import observations
+from minisandbox_ray.rollout.actions import Malformed, Submit, parse_action
+from minisandbox_ray.rollout.config import EpisodeConfig
+from minisandbox_ray.rollout.grades import graded_once
+from minisandbox_ray.sandbox import Sandbox
+from minisandbox_ray.tasks import Grade, Task, grade, grade_key
+
+LONGEST_DIFF_IN_INFO = 1 << 20
+# A sandbox that is killed loses its terminal a little before its last process is gone.
+DEATH_SECONDS = 2.0
+
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, info; as in gymnasium."""
+
+logger = logging.getLogger(__name__)
+
+
+class Episode:
+    """One task in one sandbox, from reset to the grade of what the agent did (gymnasium's conventions).
+
+    What goes wrong during a step ends the episode with ``info["failure_owner"]``: "agent" where its own commands did
+    it (reward 0 stands), else ``info["trainable"]`` is False, and the 0 says nothing about the agent.
+    """
+
+    def __init__(self, context: HostContext, config: EpisodeConfig, grades: Any = None) -> None:
+        """``grades``: the GradeService actor that equal diffs are graded through; None grades each."""
+        self.ended = False
+        self._context = context
+        self._config = config
+        self._grades = grades
+        self._resources = ExitStack()
+        self._busy = threading.Lock()
+        self._state = threading.Lock()
+        self._closed = False
+        self._sandbox: Sandbox | None = None
+        self._task: Task
+        self._environment: Environment
+        self._layer: Path
+        self._deadline = 0.0
+        self._turns = 0
+
+    def reset(self, task: Task, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Start the task's sandbox; the observation is its problem statement. An episode is reset once.
+
+        Info: ``instance_id``, ``environment``, ``seed`` and ``seconds`` (materialise, derive, sandbox). Raises
+        MiniSandboxError.
+        """
+        self._task = task
+        try:
+            with self._busy:
+                seconds = self._start(task)
+        except BaseException:
+            self.close()
+            raise
+        self._deadline = time.monotonic() + self._config.episode_timeout
+        info = {"instance_id": task.instance_id, "environment": task.environment, "seed": seed, "seconds": seconds}
+        return task.problem_statement, info
+
+    def _start(self, task: Task) -> dict[str, float]:
+        store = self._context.store
+        times = [time.perf_counter()]
+        self._environment = self._resources.enter_context(store.use(task.environment, self._context.archives))
+        times.append(time.perf_counter())
+        self._layer = store.derive(self._environment, task.patch)
+        times.append(time.perf_counter())
+        sandbox = Sandbox(self._environment.sandbox_spec(limits=self._config.limits, layer=self._layer))
+        with self._state:
+            if not self._closed:
+                self._sandbox = sandbox
+        if self._closed:
+            sandbox.close()
+            raise SandboxError("the episode was closed")
+        times.append(time.perf_counter())
+        materialise, derive, started = (end - start for start, end in pairwise(times))
+        return {"materialise": materialise, "derive": derive, "sandbox": started}
+
+    def step(self, action: str) -> Step:
+        """Run an action; on submission, or when turns or time are over, grade what the agent did.
+
+        Info: ``turn``, ``seconds`` (command; diff and grade at the end), ``exit_code``, ``timed_out``, ``limit`` and
+        ``restarted`` of a command; at the end ``graded`` (Grade's fields), ``grade_cached``, ``diff``,
+        ``failure_owner``, ``failure`` and ``trainable``.
+        """
+        if self.ended or self._sandbox is None:
+            raise ConfigError("the episode has ended or was not reset: call reset() first")
+        info: dict[str, Any] = {"turn": self._turns, "seconds": {}}
+        with self._busy:
+            try:
+                result = self._step(action, info)
+            except MiniSandboxError as error:
+                result = failed(error, info)
+            except Exception as error:  # a bad rollout is data, not a crash
+                logger.exception("an episode of task %s failed", self._task.instance_id)
+                result = failed(SandboxError(f"{type(error).__name__}: {error}"), info)
+            self.ended = result[2] or result[3]
+        if self.ended or self._closed:
+            self.close()
+        return result
+
+    def _step(self, action: str, info: dict[str, Any]) -> Step:
+        self._turns += 1
+        info["turn"] = self._turns
+        turns_left = self._config.max_turns - self._turns
+        seconds_left = self._deadline - time.monotonic()
+        parsed = parse_action(action)
+        observation = ""
+        if isinstance(parsed, Submit) or seconds_left <= 0:
+            pass
+        elif isinstance(parsed, Malformed):
+            observation = observations.of_malformed(parsed, turns_left)
+        else:
+            observation = self._run(parsed.text, min(self._config.command_timeout, seconds_left), turns_left, info)
+        terminated = isinstance(parsed, Submit)
+        truncated = not terminated and (turns_left <= 0 or time.monotonic() >= self._deadline)
+        if not terminated and not truncated:
+            return observation, 0.0, False, False, info
+        graded = self._grade(info)
+        info |= {"failure_owner": None, "failure": "", "trainable": True}
+        return observation, graded.reward, terminated, truncated, info
+
+    def _run(self, command: str, timeout: float, turns_left: int, info: dict[str, Any]) -> str:
+        sandbox = self._open_sandbox()
+        try:
+            result = sandbox.run(command, timeout)
+        except SandboxError as error:
+            raise self._blamed(sandbox, error) from error
+        info |= {
+            "exit_code": result.exit_code,
+            "timed_out": result.timed_out,
+            "limit": result.limit,
+            "restarted": result.restarted,
+        }
+        info["seconds"]["command"] = result.seconds
+        return observations.of_command(result, self._config.observation_chars, turns_left)
+
+    def _grade(self, info: dict[str, Any]) -> Grade:
+        """Take the diff, close the agent's sandbox, grade in a fresh one."""
+        started = time.perf_counter()
+        sandbox = self._open_sandbox()
+        try:
+            diff = sandbox.diff()
+        except SandboxError as error:
+            raise self._blamed(sandbox, error) from error
+        sandbox.close()
+        info["seconds"]["diff"] = time.perf_counter() - started
+        info["diff"] = diff if len(diff) <= LONGEST_DIFF_IN_INFO else ""
+        config = self._config.grading
+        started = time.perf_counter()
+
+        def run() -> Grade:
+            return grade(self._task, diff, self._environment, self._layer, config)
+
+        if self._grades is None:
+            graded, cached = run(), False
+        else:
+            key = grade_key(self._task, diff, self._task.environment, config)
+            graded, cached = graded_once(self._grades, key, config.timeout, run)
+        info["seconds"]["grade"] = time.perf_counter() - started
+        info |= {"graded": graded.model_dump(), "grade_cached": cached}
+        return graded
+
+    def _open_sandbox(self) -> Sandbox:
+        with self._state:
+            if self._sandbox is None:
+                raise SandboxError("the episode was closed")
+            return self._sandbox
+
+    def _blamed(self, sandbox: Sandbox, error: SandboxError) -> SandboxError:
+        """The error, owned by the agent where its own commands exhausted or broke a sandbox that nobody closed."""
+        deadline = time.monotonic() + DEATH_SECONDS
+        while sandbox.is_alive and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not self._closed and (sandbox.is_alive or sandbox._limit() is not None):
+            error.owner = "agent"
+        return error
+
+    def close(self) -> None:
+        """Close the sandbox, also under a running step, and let go of the environment; a second call does nothing."""
+        with self._state:
+            self._closed = True
+            sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Release the environment, unless something runs on it: then that does so at its end (a grading sandbox may
+        still have it mounted)."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._resources.close()
+            finally:
+                self._busy.release()
+
+
+def failed(error: MiniSandboxError, info: dict[str, Any]) -> Step:
+    """The last step of an episode that ended by an error."""
+    info |= {"failure_owner": error.owner, "failure": str(error), "trainable": error.owner == "agent"}
+    return "", 0.0, True, False, info

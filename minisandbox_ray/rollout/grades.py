@@ -1,0 +1,66 @@
+"""The grade cache that all workers of a pool share."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from minisandbox_ray.tasks import Grade, GradeCache
+
+# Claims that wait each hold a thread of the actor; no more episodes than this are graded at a time.
+CONCURRENT_CLAIMS = 1000
+CLAIM_MARGIN_SECONDS = 60.0
+
+
+class GradeService:
+    """A GradeCache as an actor. A claim ends by itself after a while: the worker that made it may have died."""
+
+    def __init__(self) -> None:
+        self._cache = GradeCache()
+        self._timers: dict[str, threading.Timer] = {}
+
+    def claim(self, key: str, seconds: float) -> Grade | None:
+        """See GradeCache.claim; None gives the caller ``seconds`` to put or abandon."""
+        grade = self._cache.claim(key)
+        if grade is None:
+            timer = self._timers[key] = threading.Timer(seconds, self.abandon, [key])
+            timer.daemon = True
+            timer.start()
+        return grade
+
+    def put(self, key: str, grade: Grade) -> None:
+        """See GradeCache.put."""
+        self._end_timer(key)
+        self._cache.put(key, grade)
+
+    def abandon(self, key: str) -> None:
+        """See GradeCache.abandon."""
+        self._end_timer(key)
+        self._cache.abandon(key)
+
+    def counts(self) -> dict[str, int]:
+        """Grades asked for that were there (``hits``) and that had to be made (``misses``)."""
+        return {"hits": self._cache.hits, "misses": self._cache.misses}
+
+    def _end_timer(self, key: str) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+
+GradeActor: Any = ray.remote(GradeService).options(num_cpus=0, max_concurrency=CONCURRENT_CLAIMS)
+
+
+def graded_once(grades: Any, key: str, timeout: float, run: Callable[[], Grade]) -> tuple[Grade, bool]:
+    """(grade, whether it was there already) from the actor ``grades``; ``run`` makes one within about ``timeout`` s."""
+    grade = ray.get(grades.claim.remote(key, timeout + CLAIM_MARGIN_SECONDS))
+    if grade is not None:
+        return grade, True
+    try:
+        grade = run()
+    except BaseException:
+        grades.abandon.remote(key)
+        raise
+    grades.put.remote(key, grade)
+    return grade, False
