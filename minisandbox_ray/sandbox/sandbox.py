@@ -22,6 +22,7 @@ from .starter import paths, wire
 
 _DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
 _CLOSE_SECONDS = 30.0
+_SHARED_MEMORY_MIB = 64
 _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
 
 
@@ -218,7 +219,9 @@ def _plan(spec: SandboxSpec, groups: Groups) -> dict[str, Any]:
         "resolv_conf": _read("/etc/resolv.conf") if is_host else "",
         "hosts": _read("/etc/hosts") if is_host else "",
         "hostname": spec.hostname,
-        "disk_mib": limits.disk_mib,
+        # files count as memory, and no killing frees them: what processes need to go on must stay out of their reach
+        "disk_mib": min(limits.disk_mib, max(1, limits.memory_mib * 3 // 4)),
+        "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16)),
         "cgroups": [str(directory) for directory in groups.directories],
         "rlimits": rlimits,
     }

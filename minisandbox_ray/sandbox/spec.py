@@ -24,12 +24,12 @@ class _Model(BaseModel):
 
 class Limits(_Model):
     memory_mib: Annotated[int, Field(gt=0)] = 2048
-    """All processes together, files on the writable layer and swap included; MiB."""
+    """All processes together, what they write (it lives in memory) and swap included; MiB."""
     pids: Annotated[int, Field(gt=2)] = 256
     """Processes and threads at a time."""
     disk_mib: Annotated[int, Field(gt=0)] = 1024
-    """Everything that is written, in all places together; MiB. Lives in memory (tmpfs)."""
-    open_files: Annotated[int, Field(gt=20)] = 4096
+    """Everything that is written, in all places together; MiB. At most three quarters of `memory_mib` take effect."""
+    open_files: Annotated[int, Field(ge=32)] = 4096
     """File descriptors of one process."""
     output_chars: Annotated[int, Field(gt=100)] = 60_000
     """Of a command's output, half from the start and half from the end are kept; bytes before decoding."""

@@ -4,6 +4,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,13 +80,27 @@ def guard(sandbox: Sandbox) -> None:
     assert not Path("/etc/minisandbox").exists()
 
 
-def processes_in(namespace: str) -> list[int]:
-    """The processes whose mount namespace this is."""
+def processes_in(namespace: str, started_by: float) -> list[int]:
+    """The processes of a mount namespace that began before that time since boot, in seconds.
+
+    The number of a namespace that is gone is given to the next one, so that later processes tell nothing.
+    """
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{name}/ns/mnt") == namespace:
-                found.append(int(name))
+                ticks = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[19])
+                if ticks / os.sysconf("SC_CLK_TCK") <= started_by:
+                    found.append(int(name))
         except OSError:
             continue
     return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -189,8 +189,8 @@ def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], s
 
     If that directory is gone, `strict` raises, else it is /.
     """
-    lifted = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 500) for number, descriptor in streams.items()}
-    for number, descriptor in lifted.items():  # lifted first: the numbers may collide
+    lifted = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for number, descriptor in streams.items()}
+    for number, descriptor in lifted.items():  # lifted first: the numbers, all below 10, may collide
         os.dup2(descriptor, number)
     low = 3
     for number in sorted(set(streams) - {0, 1, 2}):

@@ -34,7 +34,6 @@ def main(descriptor: int) -> None:
     os.setsid()
     os.chdir("/")
     os.umask(0o022)
-    syscalls.hide_command_line("minisandbox")
     syscalls.set_undumpable()
     syscalls.set_child_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -44,6 +43,8 @@ def main(descriptor: int) -> None:
     if received is None:
         return
     message, (handle,) = received
+    owner_pid = message["owner"].split("-")[1]
+    syscalls.hide_command_line(f"minisandbox starter of {owner_pid}")
     cgroups.sweep()
     etc.prepare()
     seccomp_filter = seccomp.build_filter(syscalls.MACHINE)
@@ -94,6 +95,7 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
             with open(f"{directory}/cgroup.procs", "w") as file:
                 file.write("0")
         private_network = plan["network"] == "none"
+        syscalls.hide_command_line("minisandbox")
         os.unshare(_CLONE_NAMESPACES | (os.CLONE_NEWNET if private_network else 0))
         if os.fork():
             os._exit(0)
@@ -105,6 +107,7 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for name, value in plan["rlimits"].items():
             _limit(getattr(resource, name), value)
+        _avoid_out_of_memory_killer()
         links = root.top_level_links()
         syscalls.set_no_new_privileges()
         syscalls.keep_capabilities(_CAPABILITIES | ({_NET_BIND_SERVICE} if private_network else set()))
@@ -127,6 +130,15 @@ def _keep_only(control: socket.socket) -> None:
         os.dup2(null, number)
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, 1 << 20)
+
+
+def _avoid_out_of_memory_killer() -> None:
+    """The sandbox outlives its processes. Where that is not permitted, its shells offer themselves first."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("-1000")
+    except PermissionError:  # no CAP_SYS_RESOURCE
+        pass
 
 
 def _limit(kind: int, value: int) -> None:

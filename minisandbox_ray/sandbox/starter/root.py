@@ -4,10 +4,11 @@ One tmpfs holds all that can be written (its size is the disk limit): the root i
 upper layers of the overlays. All of it vanishes with the namespace.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
 
 import errno
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ _PROC_READ_ONLY = ("sys", "irq", "bus", "fs")
 _PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "kpagecount", "kpageflags", "sched_debug", "sysrq-trigger")
 _PROC_MASKED_MORE = ("timer_list", "latency_stats")
 _PROC_HIDDEN = ("acpi", "scsi")
-SHM_MIB, CONTROL_MIB = 64, 64
+_CONTROL_MIB = 64
+_FILES_PER_MIB = 256  # of the disk limit; an empty file costs about a KiB of kernel memory
 
 
 def build(plan: dict[str, Any]) -> dict[str, int]:
@@ -38,7 +40,8 @@ def build(plan: dict[str, Any]) -> dict[str, int]:
     binds = [(bind, _open(bind["source"])) for bind in plan["binds"]]
     # an empty tmpfs becomes the root, the host's tree stays at /old until the end
     sys.mount(None, "/", None, sys.MS_REC | sys.MS_PRIVATE)
-    sys.mount("tmpfs", "/tmp", "tmpfs", _NOTHING_SPECIAL, f"mode=755,size={plan['disk_mib']}m")
+    size = f"size={plan['disk_mib']}m,nr_inodes={4096 + plan['disk_mib'] * _FILES_PER_MIB}"
+    sys.mount("tmpfs", "/tmp", "tmpfs", _NOTHING_SPECIAL, f"mode=755,{size}")
     os.mkdir("/tmp/old")
     os.mkdir("/tmp/new")
     os.mkdir("/tmp/layers")
@@ -48,7 +51,7 @@ def build(plan: dict[str, Any]) -> dict[str, int]:
     root = os.open("/new", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     _base(plan)
     control = _control()
-    _devices()
+    _devices(plan["shared_memory_mib"])
     descriptors = {"control": control}
     for number, (overlay, lowers) in enumerate(sources):
         upper = _overlay(root, number, overlay["target"], lowers)
@@ -56,7 +59,7 @@ def build(plan: dict[str, Any]) -> dict[str, int]:
             descriptors["upper"] = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for bind, source in binds:
         _bind(root, source, bind["target"], bind["writable"])
-    _proc()
+    _proc(plan["shared_memory_mib"])
     os.close(root)
     os.chdir("/new")
     sys.pivot_root(".", ".")
@@ -118,13 +121,13 @@ def _read_only(source: str, target: str) -> None:
 def _control() -> int:
     """A tmpfs of its own, so that a step's text finds room on a full disk; the host alone can write it."""
     os.mkdir("/control")
-    sys.mount("tmpfs", "/control", "tmpfs", _NOTHING_SPECIAL | sys.MS_NOEXEC, f"mode=755,size={CONTROL_MIB}m")
+    sys.mount("tmpfs", "/control", "tmpfs", _NOTHING_SPECIAL | sys.MS_NOEXEC, f"mode=755,size={_CONTROL_MIB}m")
     control = os.open("/control", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _read_only("/control", f"/new{CONTROL_DIRECTORY}")
     return control
 
 
-def _devices() -> None:
+def _devices(shared_memory_mib: int) -> None:
     os.mkdir("/new/dev")
     sys.mount("tmpfs", "/new/dev", "tmpfs", sys.MS_NOSUID | sys.MS_NOEXEC, "mode=755,size=64k")
     for name, (major, minor) in _DEVICES.items():
@@ -134,7 +137,7 @@ def _devices() -> None:
     os.mkdir("/new/dev/shm")
     options = "newinstance,ptmxmode=0666,mode=620,gid=5"
     sys.mount("devpts", "/new/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, options)
-    sys.mount("tmpfs", "/new/dev/shm", "tmpfs", _NOTHING_SPECIAL, f"mode=1777,size={SHM_MIB}m")
+    sys.mount("tmpfs", "/new/dev/shm", "tmpfs", _NOTHING_SPECIAL, f"mode=1777,size={shared_memory_mib}m")
     os.symlink("pts/ptmx", "/new/dev/ptmx")
     for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
         os.symlink(f"/proc/self/fd{target}", f"/new/dev/{name}")
@@ -171,9 +174,11 @@ def _bind(root: int, source: int, target: str, writable: bool) -> None:
         os.close(descriptor)
 
 
-def _proc() -> None:
+def _proc(shared_memory_mib: int) -> None:
     os.mkdir("/new/proc")
     sys.mount("proc", "/new/proc", "proc", _NOTHING_SPECIAL | sys.MS_NOEXEC)
+    with open("/new/proc/sys/kernel/shmall", "w") as file:  # System V segments outlive processes, as files do
+        file.write(str((shared_memory_mib << 20) // resource.getpagesize()))
     for name in _PROC_READ_ONLY:
         path = f"/new/proc/{name}"
         if os.path.isdir(path):

@@ -1,0 +1,215 @@
+"""Nothing is left, however a sandbox or its owner ends; and nobody else's is touched."""
+
+# ruff: noqa: PTH110, PTH115, PTH208
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.errors import SandboxError
+from minisandbox_ray.sandbox import Limits, Overlay, Sandbox, SandboxSpec
+from minisandbox_ray.sandbox.starter import cgroups
+
+from .conftest import Factory, eventually, processes_in
+
+OWNER = """
+import os, sys, time
+from minisandbox_ray.sandbox import Sandbox, SandboxSpec
+sandboxes = [Sandbox(SandboxSpec()) for _ in range(4)]
+for sandbox in sandboxes:
+    sandbox.run("(trap '' TERM INT HUP; setsid sleep 1000) & sleep 1000 &")
+print(*[os.readlink(f"/proc/{sandbox.init_pid}/ns/mnt") for sandbox in sandboxes], flush=True)
+time.sleep(1000)
+"""
+
+
+def groups_of(pid: int) -> list[Path]:
+    roots = {root for root, _ in cgroups.hierarchies().values()}
+    return [directory for root in roots for directory in root.glob(f"minisandbox-*-{pid}-*")]
+
+
+def starters_of(pid: int) -> list[int]:
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _command(p) == f"minisandbox starter of {pid}"]
+
+
+def _command(directory: Path) -> str:
+    try:
+        return (directory / "cmdline").read_bytes().replace(b"\0", b"").decode()
+    except OSError:
+        return ""
+
+
+def is_empty(namespace: str, started_by: float) -> bool:
+    return not processes_in(namespace, started_by)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_close(start: Factory) -> None:
+    sandbox = start()
+    sandbox.run("(trap '' TERM INT HUP; setsid sleep 1000) & sleep 1000 &")
+    namespace = os.readlink(f"/proc/{sandbox.init_pid}/ns/mnt")
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert processes_in(namespace, started_by=now)
+    assert sandbox.is_alive
+    mounts = Path("/proc/self/mounts").read_text()
+    sandbox.close()
+    sandbox.close()
+    assert not sandbox.is_alive
+    assert sandbox.init_pid == -1
+    assert processes_in(namespace, started_by=now) == []
+    assert groups_of(os.getpid()) == []
+    assert Path("/proc/self/mounts").read_text() == mounts
+
+
+def test_exception_in_a_with_block(repository: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Sandbox(SandboxSpec()) as sandbox:
+        raise ZeroDivisionError
+    assert not sandbox.is_alive
+
+
+def test_close_ends_a_running_command(start: Factory) -> None:
+    sandbox = start()
+    sandbox.run("true")
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            sandbox.run("touch /tmp/running; sleep 1000", timeout=1000)
+        except SandboxError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    running = f"/proc/{sandbox.init_pid}/root/tmp/running"
+    assert eventually(lambda: os.path.exists(running))
+    sandbox.close()
+    thread.join(30)
+    assert "gone" in str(raised[0])
+
+
+def test_a_failed_start_leaves_nothing() -> None:
+    before = descriptors()
+    with pytest.raises(SandboxError, match="/no/such/directory"):
+        Sandbox(SandboxSpec(overlays=[Overlay(target="/testbed", lower=[Path("/no/such/directory")])]))
+    assert descriptors() == before
+    assert groups_of(os.getpid()) == []
+
+
+def test_first_process_killed_from_outside(start: Factory) -> None:
+    sandbox = start()
+    sandbox.run("true")
+    os.kill(sandbox.init_pid, signal.SIGKILL)
+    with pytest.raises(SandboxError, match="gone"):
+        sandbox.run("true")
+    assert eventually(lambda: not sandbox.is_alive)
+    sandbox.close()
+    assert groups_of(os.getpid()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_death_of_the_owner(number: int) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert owner.stdout
+    namespaces = owner.stdout.readline().split()
+    assert len(namespaces) == 4
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    starters = starters_of(owner.pid)
+    assert len(starters) == 1
+    assert groups_of(owner.pid) or not cgroups.hierarchies()
+    owner.send_signal(number)
+    owner.wait()
+    owner.stdout.close()
+    for namespace in namespaces:
+        assert eventually(partial(is_empty, namespace, now))
+    assert eventually(lambda: groups_of(owner.pid) == [])
+    assert eventually(lambda: starters_of(owner.pid) == [])
+
+
+def test_death_of_owner_and_starter_is_swept_later(start: Factory) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert owner.stdout
+    namespaces = owner.stdout.readline().split()
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for pid in starters_of(owner.pid):
+        os.kill(pid, signal.SIGKILL)
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    for namespace in namespaces:
+        assert eventually(partial(is_empty, namespace, now))
+    mine = start()
+    code = "from minisandbox_ray.sandbox import Sandbox, SandboxSpec; Sandbox(SandboxSpec()).close()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert groups_of(owner.pid) == []
+    assert groups_of(os.getpid()) or not cgroups.hierarchies()  # the living are not swept
+    assert mine.run("echo ok").output == "ok\n"
+
+
+def test_starter_is_replaced() -> None:
+    with Sandbox(SandboxSpec()) as old:
+        for pid in starters_of(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+        with Sandbox(SandboxSpec()) as new:
+            assert new.run("echo new").output == "new\n"
+            assert old.run("echo old").output == "old\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_child_has_its_own_starter(start: Factory) -> None:
+    mine = start()
+    mine.run("cd /tmp")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with Sandbox(SandboxSpec()) as sandbox:
+                os._exit(0 if sandbox.run("echo child").output == "child\n" else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert mine.run("pwd").output == "/tmp\n"
+    assert eventually(lambda: groups_of(pid) == [])
+
+
+def test_many_at_once(start: Factory, repository: Path) -> None:
+    before = descriptors()
+
+    def use(number: int) -> str:
+        overlay = Overlay(target="/testbed", lower=[repository])
+        with Sandbox(SandboxSpec(overlays=[overlay], limits=Limits(memory_mib=256))) as sandbox:
+            sandbox.run(f"echo {number} > a.txt; export N={number}")
+            outputs = [sandbox.run(f"echo {step} $N; cat a.txt").output for step in range(5)]
+            assert outputs == [f"{step} {number}\n{number}\n" for step in range(5)]
+            return sandbox.diff()
+
+    with ThreadPoolExecutor(32) as threads:
+        patches = list(threads.map(use, range(32)))
+    assert all(f"+{number}\n" in patch for number, patch in enumerate(patches))
+    assert groups_of(os.getpid()) == []
+    assert descriptors() <= before + 1  # the drain thread's, made once
+
+
+def test_no_drift() -> None:
+    with Sandbox(SandboxSpec()) as sandbox:
+        sandbox.run("true")
+    before = descriptors(), threading.active_count(), len(starters_of(os.getpid()))
+    for number in range(200):
+        with Sandbox(SandboxSpec()) as sandbox:
+            if number % 4 == 0:
+                sandbox.run("true")
+    assert (descriptors(), threading.active_count(), len(starters_of(os.getpid()))) == before
+    assert groups_of(os.getpid()) == []
