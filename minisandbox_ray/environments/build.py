@@ -1,6 +1,7 @@
 """EnvSpec → archive. Everything that runs somebody's code runs in a build sandbox, the only kind with a network."""
 
 import hashlib
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from minisandbox_ray.environments.archive import (
     FIXED_TIME,
     Manifest,
+    archive_path,
     manifest_path,
     normalise,
     pack,
@@ -18,7 +20,7 @@ from minisandbox_ray.environments.archive import (
     survey,
     write_manifest,
 )
-from minisandbox_ray.environments.cache import cache_root, remove_tree
+from minisandbox_ray.environments.cache import cache_root, remove_tree, write_atomically
 from minisandbox_ray.environments.interpreters import inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
@@ -33,6 +35,8 @@ STEP_TIMEOUT = 1800.0
 """Seconds for one command of a build."""
 LIMITS = Limits(memory_mib=8192, pids=2048, disk_mib=4096)
 """Compilers want more than an agent's commands do."""
+LARGEST_SDIST = 1 << 30
+"""Bytes."""
 TAIL_LINES = 20
 """How much of a failed command's output its error shows."""
 
@@ -93,7 +97,8 @@ class _Build:
         lines = self.pip.redact(done.stdout.decode(errors="replace")).strip().splitlines()
         lines = [line for line in lines if "is ignored: it is neither a file nor a directory" not in line]
         tail = "".join(f"\n    {line[:500]}" for line in lines[-TAIL_LINES:])
-        raise BuildError(f"building {self.digest[:12]} ({_name(self.spec)}): `{title}` {why}; its last output:{tail}")
+        what = f"{self.digest[:12]} ({self.spec.describe()}, python {self.spec.python})"
+        raise BuildError(f"building {what}: `{title}` {why}; its last output:{tail}")
 
 
 def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log | None = None) -> Manifest:
@@ -110,7 +115,7 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
         source_tree = tree_hash(spec.source.path)
     digest = environment_digest(spec, interpreter.id, source_tree=source_tree)
     with store.exclusive(f"build-{digest}"), store.scratch() as scratch:
-        if manifest_path(archives, digest).exists():
+        if manifest_path(archives, digest).exists() and archive_path(archives, digest).exists():
             return read_manifest(archives, digest)
         tree = scratch / "tree"
         commands = _fill(spec, digest, store, scratch, log or _silent)
@@ -152,7 +157,7 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log)
     if blank.exists():
         shutil.copyfile(blank, scratch / "build/venv.tar")
     cached = _cached_sdist(spec.source)
-    if cached is not None and cached.exists():
+    if cached is not None:
         shutil.copyfile(cached, scratch / "build/sdist" / cached.name)
     binds = [Bind(source=path, target=target, writable=True) for target, path in places.items()]
     binds += [Bind(source=copy, target=inside_prefix(interpreter.version))] if copy else []
@@ -181,7 +186,7 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log)
             # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml.
             build.step("upgrade pip", "pip install --upgrade 'pip>=21.3' setuptools wheel")
         if spec.source is not None:
-            _bring_source(build, spec.source, scratch / "build/sdist", cached)
+            _bring_source(build, spec.source, cached)
         build.step("import the repository", _IMPORT_REPOSITORY, record=False)
         if spec.packages:
             build.step("install packages", f"pip install {shlex.join(spec.packages)}")
@@ -194,59 +199,55 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log)
 
 def _make_venv(build: _Build, command: str, folder: Path, blank: Path) -> None:
     """Make the venv, or unpack a fresh one that an earlier build made: installing pip takes seconds."""
-    if (folder / "venv.tar").exists():
-        build.step("make the venv", "tar -xf /build/venv.tar --no-same-owner -C /venv", record=False)
-        build.commands.append(command)
-        return
-    build.step("make the venv", command)
-    build.step("keep it for other builds", "tar -cf /build/venv.tar -C /venv .", record=False)
-    (folder / "venv.tar").replace(blank)  # now, before anybody else's code runs in there
+    known = (folder / "venv.tar").exists()
+    keep, bring = f"{command} && tar -cf /build/venv.tar -C /venv .", "tar -xf /build/venv.tar --no-same-owner -C /venv"
+    build.step("make the venv", bring if known else keep, record=False)
+    build.commands.append(command)
+    if not known:
+        (folder / "venv.tar").replace(blank)  # now, before anybody else's code runs in there
 
 
-def _bring_source(build: _Build, source: Source, sdists: Path, cached: Path | None) -> None:
+def _bring_source(build: _Build, source: Source, cached: Path | None) -> None:
     if source.kind == "path":
         build.step("copy the source", "cp -a --no-preserve=ownership /source/. /testbed/", record=False)
         return
     wanted = f"{source.name}=={source.version}"
-    if not any(sdists.iterdir()):
+    if cached is None:
         # pip has no way to fetch a source distribution without asking its build backend for metadata.
         build.step(
             f"fetch {wanted}",
             f"pip download --quiet --no-deps --no-binary {source.name} --dest /build/sdist {wanted}",
         )
-    files = list(sdists.iterdir())
-    if len(files) != 1 or not files[0].is_file() or files[0].is_symlink():
-        raise BuildError(f"{wanted}: pip brought {len(files)} files instead of one source distribution")
-    with files[0].open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    # Somebody else's code has run in there by now: look through the sandbox's eyes, not along paths of the host.
+    names = build.box.execute(["ls", "-A", "/build/sdist"]).stdout.decode(errors="replace").split()
+    if len(names) != 1 or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", names[0]):
+        raise BuildError(f"{wanted}: pip brought {len(names)} files instead of one source distribution")
+    data = build.box.read_file(f"/build/sdist/{names[0]}", max_bytes=LARGEST_SDIST)
+    sha256 = hashlib.sha256(data).hexdigest()
     if source.sha256 and sha256 != source.sha256:
-        raise BuildError(f"{wanted}: {files[0].name} has sha256 {sha256}, the spec expects {source.sha256}")
-    if cached is None or not cached.exists():
-        folder = cache_root() / "sdists" / f"{source.name}-{source.version}"
+        raise BuildError(f"{wanted}: {names[0]} has sha256 {sha256}, the spec expects {source.sha256}")
+    if cached is None:
+        folder = _sdist_folder(source)
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder.with_name(f".{build.digest}.tmp")
-        shutil.copyfile(files[0], temporary)
-        temporary.replace(folder / files[0].name)
-    name = shlex.quote(f"/build/sdist/{files[0].name}")
-    if files[0].suffix == ".zip":
-        unpack = f"python -m zipfile -e {name} /build/tmp/unpacked"
+        write_atomically(folder / names[0], data)
+    if names[0].endswith(".zip"):
+        unpack = f"python -m zipfile -e /build/sdist/{names[0]} /build/tmp/unpacked"
     else:
-        unpack = f"mkdir -p /build/tmp/unpacked && tar -xf {name} --no-same-owner -C /build/tmp/unpacked"
+        unpack = (
+            f"mkdir -p /build/tmp/unpacked && tar -xf /build/sdist/{names[0]} --no-same-owner -C /build/tmp/unpacked"
+        )
     # One directory NAME-VERSION at the top, by definition of the format.
     build.step(f"unpack {wanted}", f"{unpack} && cd /build/tmp/unpacked/* && cp -a . /testbed/", record=False)
 
 
+def _sdist_folder(source: Source) -> Path:
+    return cache_root() / "sdists" / f"{source.name}-{source.version}"
+
+
 def _cached_sdist(source: Source | None) -> Path | None:
-    if source is None or source.kind != "sdist":
+    if source is None or source.kind != "sdist" or not _sdist_folder(source).is_dir():
         return None
-    folder = cache_root() / "sdists" / f"{source.name}-{source.version}"
-    return next(iter(sorted(folder.iterdir())), None) if folder.is_dir() else None
-
-
-def _name(spec: EnvSpec) -> str:
-    source = spec.source
-    what = "no source" if source is None else str(source.path or f"{source.name} {source.version}")
-    return f"{what}, python {spec.python}"
+    return next((path for path in sorted(_sdist_folder(source).iterdir()) if not path.name.startswith(".")), None)
 
 
 def _silent(line: str) -> None:

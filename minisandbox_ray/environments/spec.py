@@ -62,6 +62,12 @@ class EnvSpec(BaseModel):
     variables: dict[str, str] = {}
     """Environment variables of the build and of every sandbox made from it."""
 
+    def describe(self) -> str:
+        """A few words for people: "inflection 0.5.1"."""
+        if self.source is None:
+            return "no source"
+        return str(self.source.path or f"{self.source.name} {self.source.version}")
+
     @field_validator("python")
     @classmethod
     def _version(cls, value: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox_ray.environments import NodeStore
+from minisandbox_ray.environments import NodeStore, describe
 from minisandbox_ray.environments import store as store_module
 from minisandbox_ray.environments.archive import unpack
 
@@ -72,12 +72,18 @@ def test_the_least_recently_used_goes_first(shelf: Path, tmp_path: Path) -> None
     assert [store.contains(each.digest) for each in (a, b, c)] == [True, False, True]
     assert [each.digest for each in store.inventory()] == [c.digest, a.digest]
     assert [each.bytes for each in store.inventory()] == [c.unpacked_bytes, a.unpacked_bytes]
+    rows = {row["digest"]: row for row in describe(store, shelf)}
+    assert {digest: bool(row["unpacked"]) for digest, row in rows.items()} == {
+        a.digest[:12]: True,
+        b.digest[:12]: False,
+        c.digest[:12]: True,
+    }
 
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from minisandbox_ray.environments import NodeStore
+from minisandbox_ray.environments import NodeStore, describe
 root, digest, shelf = sys.argv[1:]
 with NodeStore(Path(root)).use(digest, Path(shelf)):
     print("held", flush=True)
@@ -113,7 +119,7 @@ def test_use_holds_within_one_process_too(shelf: Path, tmp_path: Path) -> None:
 MATERIALISE = """
 import sys
 from pathlib import Path
-from minisandbox_ray.environments import NodeStore
+from minisandbox_ray.environments import NodeStore, describe
 root, digest, shelf = sys.argv[1:]
 NodeStore(Path(root)).materialise(digest, Path(shelf))
 """
