@@ -183,8 +183,9 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log)
         build = _Build(spec, digest, box, pip, log, [])
         _make_venv(build, f"{interpreter.inside} -m venv /venv", scratch / "build", blank)
         if interpreter.key < (3, 7):
-            # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml.
-            build.step("upgrade pip", "pip install --upgrade 'pip>=21.3' setuptools wheel")
+            # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml, and picks
+            # releases that don't run on it. These are the last that do.
+            build.step("upgrade pip", "pip install pip==21.3.1 setuptools==59.6.0 wheel==0.37.1")
         if spec.source is not None:
             _bring_source(build, spec.source, cached)
         build.step("import the repository", _IMPORT_REPOSITORY, record=False)
