@@ -48,7 +48,8 @@ def write(root: int, path: str, data: bytes, mode: int) -> None:
     parent, _, name = path.rstrip("/").rpartition("/")
     if not name or path.endswith("/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    os.close(paths.make_directories(root, parent) if parent else paths.open_in_root(root, "/", os.O_PATH))
+    if parent:
+        os.close(paths.make_directories(root, parent))
     try:
         descriptor, is_new = paths.open_in_root(root, path, os.O_WRONLY | _FLAGS), False
     except FileNotFoundError:

@@ -27,6 +27,10 @@ class Groups:
             self.close()
             raise
 
+    @property
+    def limit_memory(self) -> bool:
+        return "memory" in self._events
+
     def _make(self, controller: str, directory: Path, version: int, limits: Limits) -> None:
         if directory not in self.directories:
             directory.mkdir()

@@ -23,7 +23,7 @@ class _Starter:
         with theirs:
             code = _CODE.format(path=str(Path(__file__).parent), descriptor=theirs.fileno())
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", code],
+                [sys.executable, "-I", "-S", "-c", code],
                 env={},
                 cwd="/",
                 pass_fds=[theirs.fileno()],

@@ -21,7 +21,7 @@ from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, San
 from .starter import paths, wire
 
 _DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
-_CLOSE_SECONDS = 30.0
+_SPAWN_SECONDS, _CLOSE_SECONDS = 60.0, 30.0
 _SHARED_MEMORY_MIB = 64
 _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
 
@@ -88,6 +88,8 @@ class Sandbox:
         `timeout` in seconds, then its process group is killed. `max_output` in bytes, of each stream; more is cut in
         the middle. `env` is added to the sandbox's. What it leaves in the background lives on.
         """
+        if not argv:
+            raise ValueError("argv is empty")
         with self._step:
             self._check_open()
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
@@ -141,7 +143,7 @@ class Sandbox:
 
     @property
     def is_alive(self) -> bool:
-        return not self._closed and not select.select([self._handle], [], [], 0)[0]
+        return not self._closed and self._is_running()
 
     def close(self) -> None:
         """End everything inside, at once; nothing is left. Idempotent."""
@@ -149,7 +151,8 @@ class Sandbox:
             if self._closed:
                 return
             self._closed = True
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL) if self._is_running() else None
+            if self._is_running():
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             poller = select.poll()
             poller.register(self._handle, select.POLLIN)
             poller.poll(_CLOSE_SECONDS * 1000)
@@ -168,7 +171,9 @@ class Sandbox:
         self.close()
 
     def _is_running(self) -> bool:
-        return not select.select([self._handle], [], [], 0)[0]
+        poller = select.poll()  # not select(2): descriptor numbers may be large
+        poller.register(self._handle, select.POLLIN)
+        return not poller.poll(0)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -182,7 +187,9 @@ class Sandbox:
         try:
             with theirs:
                 wire.send(self._control, {"op": "shell", "cwd": cwd, "env": env}, [theirs.fileno()])
+            channel.settimeout(_SPAWN_SECONDS)
             received = wire.receive(channel)
+            channel.settimeout(None)
         except OSError:
             received = None
         if received is None or "error" in received[0]:
@@ -203,7 +210,7 @@ def _plan(spec: SandboxSpec, groups: Groups) -> dict[str, Any]:
     """The spec as the starter takes it."""
     limits = spec.limits
     rlimits = {"RLIMIT_NOFILE": limits.open_files}
-    if not groups.directories:
+    if not groups.limit_memory:
         rlimits["RLIMIT_DATA"] = limits.memory_mib << 20
     is_host = spec.network == "host"
     return {

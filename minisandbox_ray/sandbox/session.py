@@ -23,6 +23,7 @@ from minisandbox_ray.errors import SandboxError
 
 from .capture import Capture
 from .drain import Terminal
+from .opens import OpenWatch
 from .shellstate import ShellState
 from .starter import syscalls, wire
 from .starter.root import CONTROL_DIRECTORY
@@ -36,7 +37,7 @@ _ESCALATION = (
     (signal.SIGKILL, 0.4, False),
     (signal.SIGKILL, 5.0, True),
 )
-_LONG_AGO, _NEVER = 0, 1 << 62
+_NEVER = 1 << 62
 
 Ending = Literal["done", "dead", "time"]
 
@@ -199,33 +200,42 @@ class Session:
         self._name, self._spawn = name, spawn
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._file = os.open(name, flags, 0o644, dir_fd=control)
-        self._opened = -1
+        self._opened: OpenWatch | None = None
         self._shell: _Shell | None = None
         try:
-            self._opened = syscalls.watch_opens(f"/proc/self/fd/{self._file}")
+            self._opened = OpenWatch(f"/proc/self/fd/{self._file}")
             self._start_shell()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
+        self._give_up_shell()
+        if self._opened:
+            self._opened.close()
+            self._opened = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _give_up_shell(self) -> None:
+        """Pid 1 kills a shell whose channel is closed."""
         if self._shell:
             self._shell.close()
             self._shell = None
-        for descriptor in (self._file, self._opened):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._file = self._opened = -1
 
     def _start_shell(self) -> _Shell:
-        if self._shell:
-            self._shell.close()
-            self._shell = None
-        self._shell = shell = _Shell(*self._spawn(self.cwd, self.env))
-        self._begin(shell, _SET_UP)
-        if shell.wait(Capture(1000), time.monotonic() + _SET_UP_SECONDS) != "done":
-            raise SandboxError("no shell starts in this sandbox any more (its files are destroyed, or a limit holds)")
-        shell.state = ShellState(shell.pid)
+        self._give_up_shell()
+        shell = _Shell(*self._spawn(self.cwd, self.env))
+        try:
+            self._begin(shell, _SET_UP)
+            if shell.wait(Capture(1000), time.monotonic() + _SET_UP_SECONDS) != "done":
+                raise SandboxError("no shell starts in this sandbox any more: its files are destroyed or a limit holds")
+            shell.state = ShellState(shell.pid)
+        except BaseException:
+            shell.close()
+            raise
+        self._shell = shell
         return shell
 
     def _begin(self, shell: _Shell, text: bytes) -> None:
@@ -237,14 +247,18 @@ class Session:
         shell.push(f"\\. {CONTROL_DIRECTORY}/{self._name}\n\n".encode())
 
     def _was_opened(self) -> bool:
-        """Whether anything opened the step's text since the last call."""
-        try:
-            return bool(os.read(self._opened, 4096))
-        except BlockingIOError:
-            return False
+        assert self._opened
+        return self._opened.was_opened()
 
     def run(self, command: str, timeout: float, output_limit: int) -> Step:
         """Run a command to its end or its time limit (seconds). Raises SandboxError if the sandbox is gone."""
+        try:
+            return self._run(command, timeout, output_limit)
+        except BaseException:  # interrupted in the middle: what the shell is doing is unknown
+            self._give_up_shell()
+            raise
+
+    def _run(self, command: str, timeout: float, output_limit: int) -> Step:
         began = time.monotonic()
         text = command.encode("utf-8", "surrogateescape") + b"\n"
         capture, timed_out, restarted = Capture(output_limit), False, False

@@ -3,7 +3,6 @@
 Bash exports its internal variables as dynamic symbols (its loadable builtins need them). ELF: gabi, 64-bit.
 """
 
-import functools
 import os
 import struct
 from pathlib import Path
@@ -14,9 +13,19 @@ _SYMBOLS = (b"last_command_exit_value", b"export_env")
 _MAX_VARIABLES, _MAX_ENVIRONMENT = 4096, 1 << 20
 
 
-@functools.lru_cache(maxsize=8)
-def _read_symbols(path: str, identity: tuple[int, int, int]) -> tuple[bool, dict[bytes, int]]:
+_known: dict[tuple[int, int, int], tuple[bool, dict[bytes, int]]] = {}
+
+
+def _symbols(program: str) -> tuple[bool, dict[bytes, int]]:
     """(whether addresses are relative to where the program is loaded, {symbol: address})"""
+    status = Path(program).stat()
+    identity = (status.st_dev, status.st_ino, status.st_mtime_ns)
+    if identity not in _known:
+        _known[identity] = _read_symbols(program)
+    return _known[identity]
+
+
+def _read_symbols(path: str) -> tuple[bool, dict[bytes, int]]:
     data = Path(path).read_bytes()
     if data[:5] != b"\x7fELF\x02":
         raise SandboxError("bash is not a 64-bit ELF program")
@@ -41,9 +50,7 @@ class ShellState:
     """Raises OSError or struct.error when the shell is gone or has become another program."""
 
     def __init__(self, pid: int) -> None:
-        program = f"/proc/{pid}/exe"
-        status = Path(program).stat()
-        relative, symbols = _read_symbols(program, (status.st_dev, status.st_ino, status.st_mtime_ns))
+        relative, symbols = _symbols(f"/proc/{pid}/exe")
         base = 0
         if relative:
             with Path(f"/proc/{pid}/maps").open() as maps:

@@ -89,6 +89,7 @@ def _end_children() -> None:
 
 def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes) -> None:
     """In a forked child: become pid 1 of a new sandbox. Never returns."""
+    stage = "control group"
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for directory in plan["cgroups"]:  # before the namespaces and before the first fork, else nothing is limited
@@ -96,11 +97,14 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
                 file.write("0")
         private_network = plan["network"] == "none"
         syscalls.hide_command_line("minisandbox")
+        stage = "namespaces"
         os.unshare(_CLONE_NAMESPACES | (os.CLONE_NEWNET if private_network else 0))
         if os.fork():
             os._exit(0)
         os.setsid()
+        stage = "root"
         descriptors = root.build(plan)
+        stage = "network, names and limits"
         if private_network:
             _raise_loopback()
         socket.sethostname(plan["hostname"])
@@ -109,6 +113,7 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
             _limit(getattr(resource, name), value)
         _avoid_out_of_memory_killer()
         links = root.top_level_links()
+        stage = "privileges"
         syscalls.set_no_new_privileges()
         syscalls.keep_capabilities(_CAPABILITIES | ({_NET_BIND_SERVICE} if private_network else set()))
         syscalls.install_seccomp_filter(seccomp_filter)
@@ -118,7 +123,7 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         init.Init(control, links).serve()
     except BaseException as error:
         try:
-            wire.send(control, {"error": " ".join(str(error).split()) or type(error).__name__})
+            wire.send(control, {"error": f"{stage}: {' '.join(str(error).split()) or type(error).__name__}"})
         finally:
             os._exit(1)
 

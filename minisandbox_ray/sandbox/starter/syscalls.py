@@ -119,15 +119,19 @@ def install_seccomp_filter(program: bytes) -> None:
     _check(result, "seccomp")
 
 
-def watch_opens(path: str) -> int:
-    """A non-blocking inotify descriptor that turns readable when the file is opened."""
-    descriptor = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
-    try:
-        _check(_libc.inotify_add_watch(descriptor, _path(path), ctypes.c_uint(IN_OPEN)), "inotify_add_watch")
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def inotify() -> int:
+    """A non-blocking inotify descriptor."""
+    return _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
+
+
+def add_open_watch(descriptor: int, path: str) -> int:
+    """Have the descriptor tell when the file is opened; -> the watch's number."""
+    return _check(_libc.inotify_add_watch(descriptor, _path(path), ctypes.c_uint(IN_OPEN)), "inotify_add_watch")
+
+
+def remove_watch(descriptor: int, watch: int) -> None:
+    """The kernel may have removed it already, with the file."""
+    _libc.inotify_rm_watch(descriptor, watch)
 
 
 def hide_command_line(title: str) -> None:

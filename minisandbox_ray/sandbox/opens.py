@@ -1,0 +1,73 @@
+"""Tells whether a file was opened since last asked.
+
+One inotify instance per process: a user may have few (128 by default), and closing one waits for the kernel for ms.
+"""
+
+import os
+import struct
+import threading
+
+from .starter import syscalls
+
+_EVENT = struct.Struct("iIII")  # inotify(7): watch, mask, cookie, length of the name that follows
+
+
+class _Watcher:
+    def __init__(self) -> None:
+        self.descriptor = syscalls.inotify()
+        self.lock = threading.Lock()
+        self.opened: set[int] = set()
+
+    def read(self) -> None:
+        while True:
+            try:
+                events = os.read(self.descriptor, 1 << 16)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(events):
+                watch, _, _, length = _EVENT.unpack_from(events, at)
+                self.opened.add(watch)
+                at += _EVENT.size + length
+
+
+_watcher: _Watcher | None = None
+_watcher_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """A forked child shares the instance with its parent, and would take its events."""
+    global _watcher, _watcher_lock
+    _watcher, _watcher_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class OpenWatch:
+    """Raises OSError where the kernel has no watch to give."""
+
+    def __init__(self, path: str) -> None:
+        global _watcher
+        with _watcher_lock:
+            if _watcher is None:
+                _watcher = _Watcher()
+            self._watcher = _watcher
+        with self._watcher.lock:
+            self._watch = syscalls.add_open_watch(self._watcher.descriptor, path)
+
+    def was_opened(self) -> bool:
+        """Since the last call."""
+        watcher = self._watcher
+        with watcher.lock:
+            watcher.read()
+            if self._watch in watcher.opened:
+                watcher.opened.remove(self._watch)
+                return True
+            return False
+
+    def close(self) -> None:
+        with self._watcher.lock:
+            syscalls.remove_watch(self._watcher.descriptor, self._watch)
+            self._watcher.read()
+            self._watcher.opened.discard(self._watch)
