@@ -8,10 +8,12 @@
 
 from .diff import DiffTooLargeError
 from .sandbox import Sandbox, check_supported
+from .session import BrokenSandboxError
 from .spec import Bind, CommandResult, ExecResult, Limits, Overlay, SandboxSpec
 
 __all__ = [
     "Bind",
+    "BrokenSandboxError",
     "CommandResult",
     "DiffTooLargeError",
     "ExecResult",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from minisandbox_ray.errors import SandboxError
+from minisandbox_ray.errors import Owner, SandboxError
 
 from .capture import Capture
 from .drain import Terminal
@@ -40,6 +40,12 @@ _ESCALATION = (
 _NEVER = 1 << 62
 
 Ending = Literal["done", "dead", "time"]
+
+
+class BrokenSandboxError(SandboxError):
+    """The sandbox lives, but what ran in it left nothing to start a shell with."""
+
+    owner: Owner = "agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +202,8 @@ class Session:
         cwd: str,
         env: dict[str, str],
     ) -> None:
-        self.cwd, self.env = cwd, env
+        self.cwd, self.env, self._clean_env = cwd, env, env
+        self._used = False
         self._name, self._spawn = name, spawn
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._file = os.open(name, flags, 0o644, dir_fd=control)
@@ -225,18 +232,21 @@ class Session:
             self._shell = None
 
     def _start_shell(self) -> _Shell:
+        """A new shell in the last directory, with the last exported variables if one starts with them."""
         self._give_up_shell()
-        shell = _Shell(*self._spawn(self.cwd, self.env))
-        try:
-            self._begin(shell, _SET_UP)
-            if shell.wait(Capture(1000), time.monotonic() + _SET_UP_SECONDS) != "done":
-                raise SandboxError("no shell starts in this sandbox any more: its files are destroyed or a limit holds")
-            shell.state = ShellState(shell.pid)
-        except BaseException:
-            shell.close()
-            raise
-        self._shell = shell
-        return shell
+        for env in (self.env, self._clean_env):
+            shell = _Shell(*self._spawn(self.cwd, env))
+            try:
+                self._begin(shell, _SET_UP)
+                if shell.wait(Capture(1000), time.monotonic() + _SET_UP_SECONDS) == "done" and self._was_opened():
+                    shell.state = ShellState(shell.pid)
+                    self._shell, self.env = shell, env
+                    return shell
+            finally:
+                if not self._shell:
+                    shell.close()
+        message = "no shell starts in this sandbox any more: its files were destroyed, or a limit holds"
+        raise BrokenSandboxError(message) if self._used else SandboxError(message)
 
     def _begin(self, shell: _Shell, text: bytes) -> None:
         written = 0
@@ -263,6 +273,7 @@ class Session:
         text = command.encode("utf-8", "surrogateescape") + b"\n"
         capture, timed_out, restarted = Capture(output_limit), False, False
         shell = self._shell or self._start_shell()
+        self._used = True
         shell.terminal.take()
         _reset_modes(shell.terminal.descriptor, shell.modes)
         self._begin(shell, text)
@@ -287,7 +298,10 @@ class Session:
             code = shell.exit_code
             exit_code = 1 if code is None else 128 - code if code < 0 else code
             restarted = True
-            shell = self._start_shell()
+            try:
+                shell = self._start_shell()
+            except BrokenSandboxError:  # told by the next step; this one has a result
+                return Step(capture, exit_code, timed_out, restarted, self.cwd, time.monotonic() - began)
         elif timed_out:  # an INT that comes late must not hit the next step
             self._begin(shell, b"return %d\n" % exit_code)
             if shell.wait(Capture(1000), time.monotonic() + 2) != "done":
