@@ -7,23 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "fonts", "terminfo")
+ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "fonts")
 _HOST_FILES = (
-    "bash.bashrc",
-    "host.conf",
-    "inputrc",
     "ld.so.cache",
-    "ld.so.conf",
-    "locale.alias",
     "localtime",
-    "magic",
-    "magic.mime",
-    "mailcap",
-    "manpath.config",
     "mime.types",
     "os-release",
     "protocols",
-    "rpc",
     "services",
     "shells",
     "ssl/openssl.cnf",

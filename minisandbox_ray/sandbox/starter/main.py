@@ -23,7 +23,7 @@ from . import cgroups, etc, init, root, seccomp, syscalls, wire
 # its own adds net_bind_service.
 _CAPABILITIES = {0, 1, 3, 4, 5, 6, 7}
 _NET_BIND_SERVICE = 10
-_CLONE_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
+_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP  # and pid, and net
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
@@ -35,7 +35,6 @@ def main(descriptor: int) -> None:
     os.chdir("/")
     os.umask(0o022)
     syscalls.set_undumpable()
-    syscalls.set_child_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     owner = socket.socket(fileno=descriptor)
@@ -48,6 +47,11 @@ def main(descriptor: int) -> None:
     cgroups.sweep()
     etc.prepare()
     seccomp_filter = seccomp.build_filter(syscalls.MACHINE)
+    # what holds for every sandbox and hinders no mount is done once, here
+    syscalls.set_no_new_privileges()
+    syscalls.drop_from_bounding_set(_CAPABILITIES | {_NET_BIND_SERVICE})
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     gc.disable()
     gc.freeze()
     poller = select.poll()
@@ -57,19 +61,22 @@ def main(descriptor: int) -> None:
         received = wire.receive(owner)
         if received is None:
             break
-        plan, (control,) = received
-        if os.fork() == 0:
-            owner.close()
-            os.close(handle)
-            _launch(plan, socket.socket(fileno=control), seccomp_filter)
-        os.close(control)
+        plan, (descriptor,) = received
+        with socket.socket(fileno=descriptor) as control:
+            try:
+                os.unshare(os.CLONE_NEWPID)  # of the next child, which is its first process
+                if os.fork() == 0:
+                    _launch(plan, control, seccomp_filter)
+            except OSError as error:
+                _report(control, f"pid namespace: {error}")
+            os.setns(pid_namespace, os.CLONE_NEWPID)
     owner.close()
     _end_children()
     cgroups.remove_groups_of(message["owner"])
 
 
 def _end_children() -> None:
-    """Kill all children until none is left; those of a killed one become ours (subreaper)."""
+    """Kill all children, the first processes of sandboxes, until none is left."""
     me = str(os.getpid())
     while True:
         children = 0
@@ -98,9 +105,7 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         private_network = plan["network"] == "none"
         syscalls.hide_command_line("minisandbox")
         stage = "namespaces"
-        os.unshare(_CLONE_NAMESPACES | (os.CLONE_NEWNET if private_network else 0))
-        if os.fork():
-            os._exit(0)
+        os.unshare(_NAMESPACES | (os.CLONE_NEWNET if private_network else 0))
         os.setsid()
         stage = "root"
         descriptors = root.build(plan)
@@ -108,24 +113,30 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         if private_network:
             _raise_loopback()
         socket.sethostname(plan["hostname"])
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for name, value in plan["rlimits"].items():
             _limit(getattr(resource, name), value)
         _avoid_out_of_memory_killer()
         links = root.top_level_links()
         stage = "privileges"
-        syscalls.set_no_new_privileges()
-        syscalls.keep_capabilities(_CAPABILITIES | ({_NET_BIND_SERVICE} if private_network else set()))
+        capabilities = _CAPABILITIES | ({_NET_BIND_SERVICE} if private_network else set())
+        if not private_network:
+            syscalls.drop_from_bounding_set(capabilities)
+        syscalls.set_capabilities(capabilities)
         syscalls.install_seccomp_filter(seccomp_filter)
         syscalls.set_undumpable()
         wire.send(control, {"descriptors": list(descriptors)}, [os.pidfd_open(os.getpid()), *descriptors.values()])
         _keep_only(control)
         init.Init(control, links).serve()
     except BaseException as error:
-        try:
-            wire.send(control, {"error": f"{stage}: {' '.join(str(error).split()) or type(error).__name__}"})
-        finally:
-            os._exit(1)
+        _report(control, f"{stage}: {error or type(error).__name__}")
+    os._exit(1)
+
+
+def _report(control: socket.socket, reason: str) -> None:
+    try:
+        wire.send(control, {"error": " ".join(reason.split())})
+    except OSError:  # nobody waits for it any more
+        pass
 
 
 def _keep_only(control: socket.socket) -> None:

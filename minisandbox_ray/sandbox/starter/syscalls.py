@@ -7,7 +7,7 @@ import ctypes
 import os
 import platform
 import struct
-from collections.abc import Iterable
+from collections.abc import Set
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,7 +28,7 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0
 IN_OPEN = 0x20
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 4, 22, 24
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
 
 
 def _check(result: int, what: str) -> int:
@@ -86,22 +86,20 @@ def set_undumpable() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def set_child_subreaper() -> None:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 def set_no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def keep_capabilities(keep: Iterable[int]) -> None:
-    """Drop every capability but these, from the bounding, permitted, effective, inheritable and ambient sets."""
-    kept = set(keep)
+def drop_from_bounding_set(keep: Set[int]) -> None:
+    """No program executed from now on gets a capability but these; this process keeps what it has."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
-    for capability in range(last + 1):
-        if capability not in kept:
-            _prctl(_PR_CAPBSET_DROP, capability)
-    mask = sum(1 << capability for capability in kept)
+    for capability in set(range(last + 1)) - keep:
+        _prctl(_PR_CAPBSET_DROP, capability)
+
+
+def set_capabilities(keep: Set[int]) -> None:
+    """Give up every other capability, for good."""
+    mask = sum(1 << capability for capability in keep)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")
