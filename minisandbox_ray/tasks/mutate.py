@@ -50,17 +50,17 @@ _COMPARE: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.In: ("in", "not in"),
     ast.NotIn: (r"not\s+in", "in"),
 }
-_ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: (r"\+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: (r"\*", "//"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Div: ("/", "*"),
-    ast.Mod: ("%", "//"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: (r"\|", "&"),
-    ast.LShift: ("<<", ">>"),
-    ast.RShift: (">>", "<<"),
+_ARITHMETIC: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
+    ast.Add: (r"\+", ("-",)),
+    ast.Sub: ("-", ("+",)),
+    ast.Mult: (r"\*", ("//", "/")),
+    ast.FloorDiv: ("//", ("*", "%")),
+    ast.Div: ("/", ("*",)),
+    ast.Mod: ("%", ("//",)),
+    ast.BitAnd: ("&", ("|",)),
+    ast.BitOr: (r"\|", ("&",)),
+    ast.LShift: ("<<", (">>",)),
+    ast.RShift: (">>", ("<<",)),
 }
 _NAMES = {
     "min": "max",
@@ -94,12 +94,13 @@ def compare(node: ast.AST, source: SourceText) -> Iterator[Edit]:
 
 def arithmetic(node: ast.AST, source: SourceText) -> Iterator[Edit]:
     """`+` becomes `-`, `*` becomes `//`, `&` becomes `|`, and back."""
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        pattern, new = _ARITHMETIC[type(node.op)]
-        yield from _token(source, source.span(node.left)[1], source.span(node.right)[0], pattern, new)
-    if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
-        pattern, new = _ARITHMETIC[type(node.op)]
-        yield from _token(source, source.span(node.target)[1], source.span(node.value)[0], f"{pattern}=", f"{new}=")
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _ARITHMETIC:
+        left, right, sign = (
+            (node.left, node.right, "") if isinstance(node, ast.BinOp) else (node.target, node.value, "=")
+        )
+        pattern, replacements = _ARITHMETIC[type(node.op)]
+        for new in replacements:
+            yield from _token(source, source.span(left)[1], source.span(right)[0], pattern + sign, new + sign)
 
 
 def boolean(node: ast.AST, source: SourceText) -> Iterator[Edit]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
-from threading import Lock
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +13,7 @@ from minisandbox_ray.environments import NodeStore, cache_root
 from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import TaskError
 from minisandbox_ray.sandbox import Limits
-from minisandbox_ray.tasks.commands import Candidate, enumerate_commands
+from minisandbox_ray.tasks.commands import enumerate_commands
 from minisandbox_ray.tasks.factory import FactoryConfig, Progress, make_tasks
 from minisandbox_ray.tasks.grading import GradingConfig, grade
 from minisandbox_ray.tasks.task import Task, dump_tasks
@@ -45,8 +44,8 @@ class Quickstart(BaseModel):
     """Tasks that at least one of the commands solves."""
     commands: list[str]
     """All tasks' commands, each once, sorted: the action space."""
-    solutions: dict[str, list[str]]
-    """By instance_id, the task's own commands that the grader found to solve it. For reports; not for the policy."""
+    solutions: dict[str, str]
+    """By instance_id, the first of the task's commands that the grader found to solve it. Not for the policy."""
 
 
 def make_quickstart(
@@ -61,41 +60,38 @@ def make_quickstart(
     cached = cache_root() / "tasks" / f"quickstart-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
     if cached.exists():
         return Quickstart.model_validate_json(cached.read_bytes())
-    trials = try_commands(tasks, config, archives, store, progress)
-    chosen = [task for task in _take_turns(tasks) if trials[task.instance_id][1]][: config.tasks]
+    chosen: list[Task] = []
+    commands: set[str] = set()
+    solutions: dict[str, str] = {}
+    with ThreadPoolExecutor(config.factory.workers) as pool:
+        waiting = list(_take_turns(tasks))
+        while waiting and len(chosen) < config.tasks:
+            # Side by side as many as there are workers, and no more than may be needed.
+            batch, waiting = waiting[: config.factory.workers], waiting[config.factory.workers :]
+            tried = pool.map(lambda task: try_commands(task, config, archives, store), batch)
+            for task, (enumerated, solution) in zip(batch, tried, strict=True):
+                if solution and len(chosen) < config.tasks:
+                    chosen.append(task)
+                    commands.update(enumerated)
+                    solutions[task.instance_id] = solution
+                if progress:
+                    progress(f"{task.instance_id}: {len(enumerated)} commands", len(chosen), config.tasks)
     if not chosen:
         raise TaskError(f"none of {len(tasks)} tasks is solved by any of its {config.commands_per_task} commands")
-    quickstart = Quickstart(
-        tasks=chosen,
-        commands=sorted({each.command for task in chosen for each in trials[task.instance_id][0]}),
-        solutions={task.instance_id: trials[task.instance_id][1] for task in chosen},
-    )
+    quickstart = Quickstart(tasks=chosen, commands=sorted(commands), solutions=solutions)
     write_atomically(cached, quickstart.model_dump_json().encode())
     return quickstart
 
 
-def try_commands(
-    tasks: list[Task], config: QuickstartConfig, archives: Path, store: NodeStore, progress: Progress | None = None
-) -> dict[str, tuple[list[Candidate], list[str]]]:
-    """By instance_id: the task's commands, and those of them that solve it according to the grader."""
+def try_commands(task: Task, config: QuickstartConfig, archives: Path, store: NodeStore) -> tuple[list[str], str]:
+    """The task's commands, and the first of them that solves it according to the grader (empty: none)."""
     grading = GradingConfig(timeout=config.factory.suite_timeout, limits=_LIMITS)
-    done, lock = 0, Lock()
-
-    def attempt(task: Task) -> tuple[list[Candidate], list[str]]:
-        nonlocal done
-        with store.use(task.environment, archives) as env:
-            layer = store.derive(env, task.patch)
-            hidden = task.hide_gold()
-            candidates = enumerate_commands(hidden, env, layer, config.commands_per_task, limits=_LIMITS)
-            solving = [each.command for each in candidates if grade(hidden, each.diff, env, layer, grading).resolved]
-        with lock:
-            done += 1
-            if progress:
-                progress(f"{task.instance_id}: {len(candidates)} commands tried", done, len(tasks))
-        return candidates, solving
-
-    with ThreadPoolExecutor(config.factory.workers) as pool:
-        return dict(zip([task.instance_id for task in tasks], pool.map(attempt, tasks), strict=True))
+    with store.use(task.environment, archives) as env:
+        layer = store.derive(env, task.patch)
+        hidden = task.hide_gold()
+        candidates = enumerate_commands(hidden, env, layer, config.commands_per_task, limits=_LIMITS)
+        solved_by = (each.command for each in candidates if grade(hidden, each.diff, env, layer, grading).resolved)
+        return [each.command for each in candidates], next(solved_by, "")
 
 
 def _take_turns(tasks: list[Task]) -> Iterator[Task]:
