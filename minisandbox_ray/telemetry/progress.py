@@ -1,0 +1,15 @@
+"""A progress bar on stderr that is gone when the work is done."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress
+
+
+@contextmanager
+def task_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Yields what ``make_quickstart`` reports to: what was just done, how many so far, how many in all."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("making tasks", total=None)
+        yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)

@@ -1,0 +1,1 @@
+"""SkyRL bridge: its own trainer over our episodes, on a CPU or on GPUs. Start at ``bridge.run``."""

@@ -1,0 +1,170 @@
+"""A training run with SkyRL from start to end: tasks, policy, cluster, training, report."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from minisandbox_ray.cluster import connect
+from minisandbox_ray.config import TrainConfig
+from minisandbox_ray.environments import NodeStore, cache_root
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.rollout import EpisodePool, SandboxEnv
+from minisandbox_ray.tasks import Task, load_tasks
+from minisandbox_ray.tasks.quickstart import QuickstartConfig, make_quickstart
+from minisandbox_ray.telemetry import (
+    ConsoleTracker,
+    JsonlTracker,
+    Tracker,
+    WandbTracker,
+    final_line,
+    read_metrics,
+    write_report,
+)
+from minisandbox_ray.telemetry.progress import task_progress
+
+GPU_MODULES = ("vllm", "vllm_router", "flash_attn")
+
+
+def run(config: TrainConfig) -> None:
+    """Train as configured; everything is written to the run directory, and nothing runs on when this returns.
+
+    Raises MiniSandboxError; ConfigError before anything is built or started.
+    """
+    run_dir = (config.run_dir or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}").absolute()
+    _check_installed()
+    if config.backend == "gpu":
+        _check_gpu_software()
+    _log_to(run_dir / "logs" / "train.log")
+    from trainer_integration.skyrl import seams
+    from trainer_integration.skyrl.config import skyrl_config
+
+    seams.check_version()
+    skyrl = skyrl_config(config, run_dir)
+    tasks, commands = _tasks(config)
+    _check_tasks(tasks, skyrl)
+    if config.policy:
+        from trainer_integration.skyrl.policy import build_policy
+
+        build_policy(
+            config.policy,
+            prompts=[config.prompt.messages(task.problem_statement) for task in tasks],
+            commands=commands,
+            context=skyrl.generator.max_input_length + skyrl.generator.sampling_params.max_generate_length,
+            seed=config.seed,
+            path=Path(skyrl.trainer.policy.model.path),
+        )
+    with ExitStack() as stack:
+        tracker = stack.enter_context(_Trackers(config, skyrl, run_dir))
+        stack.enter_context(connect(config.cluster, run_dir))
+        pool = EpisodePool(config.cluster, config.archives)
+        stack.enter_context(pool)
+        print(f"{len(tasks)} tasks, {pool.capacity} sandboxes at a time; everything goes to {run_dir}", flush=True)
+        _train(config, skyrl, tasks, pool, tracker)
+    rows = read_metrics(run_dir / "metrics.jsonl")
+    write_report(rows, run_dir / "report.png")
+    print(final_line(rows))
+    print(f"curve: {run_dir / 'report.png'}   metrics: {run_dir / 'metrics.jsonl'}")
+    if tracker.hint:
+        print(tracker.hint)
+
+
+def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool, tracker: Tracker) -> None:
+    from trainer_integration.skyrl import seams
+    from trainer_integration.skyrl.experiment import CPUExperiment, GPUExperiment, Inputs
+
+    episode = config.episode_config()
+    inputs = Inputs(
+        tasks=tasks,
+        prompts=[config.prompt.messages(task.problem_statement) for task in tasks],
+        make_env=lambda: SandboxEnv(pool, episode),
+        tracker=tracker,
+        constant_reward=config.debug.constant_reward,
+    )
+    with seams.quiet_driver():
+        if config.backend == "gpu":
+            seams.check_gpus(skyrl)
+            GPUExperiment(skyrl, inputs).run()
+        else:
+            with seams.in_process():
+                CPUExperiment(skyrl, inputs).run()
+
+
+def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
+    """The tasks, and the commands that a policy from scratch may choose from."""
+    if not isinstance(config.tasks, QuickstartConfig):
+        if config.policy:
+            raise ConfigError(
+                "a policy from scratch acts by the quickstart's commands: set tasks to a quickstart section, or "
+                "policy=null and skyrl.trainer.policy.model.path"
+            )
+        return load_tasks(config.tasks), []
+    archives, store = config.archives or cache_root() / "archives", NodeStore(cache_root() / "store")
+    with task_progress() as report:
+        quickstart = make_quickstart(config.tasks, archives, store, report)
+    return quickstart.tasks, quickstart.commands
+
+
+def _check_tasks(tasks: list[Task], skyrl: Any) -> None:
+    if len(tasks) < skyrl.trainer.train_batch_size:
+        raise ConfigError(
+            f"skyrl.trainer.train_batch_size={skyrl.trainer.train_batch_size} needs as many tasks, "
+            f"there are {len(tasks)}"
+        )
+
+
+class _Trackers:
+    """All of a run's trackers as one; they are finished when the run ends, however it ends."""
+
+    def __init__(self, config: TrainConfig, skyrl: Any, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        steps = skyrl.trainer.max_training_steps or skyrl.trainer.epochs
+        self.hint = ""
+        self._trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(steps)]
+        if config.tracking == "wandb":
+            wandb = WandbTracker(run_dir, skyrl.trainer.project_name, config.name, config.model_dump(mode="json"))
+            self.hint = wandb.hint
+            self._trackers.append(wandb)
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
+
+    def finish(self) -> None:
+        for tracker in self._trackers:
+            tracker.finish()
+
+    def __enter__(self) -> "_Trackers":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.finish()
+
+
+def _check_installed() -> None:
+    try:
+        metadata.version("skyrl")
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError("SkyRL is not installed: pip install 'minisandbox-ray[skyrl]'") from error
+
+
+def _check_gpu_software() -> None:
+    missing = [module for module in GPU_MODULES if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f"backend=gpu needs {', '.join(missing)}, not installed here: pip install 'minisandbox-ray[skyrl-gpu]' "
+            "on a machine with NVIDIA GPUs and CUDA, or set backend=cpu"
+        )
+
+
+def _log_to(path: Path) -> None:
+    """SkyRL's log goes to a file: the terminal shows one line per step."""
+    from loguru import logger
+
+    os.environ["TQDM_DISABLE"] = "1"
+    logger.remove()
+    logger.add(path, level="INFO")

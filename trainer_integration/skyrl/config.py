@@ -1,0 +1,129 @@
+"""SkyRL's configuration for a run: ours fills in what follows from the run, the user's ``skyrl:`` section the rest."""
+
+import dataclasses
+import traceback
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.utils import validate_cfg
+
+from minisandbox_ray.config import TrainConfig, suggestion
+from minisandbox_ray.errors import ConfigError
+
+# SkyRL's keys that another key of ours sets.
+SET_BY_OURS = {
+    "trainer.seed": "seed",
+    "trainer.logger": "tracking",
+    "trainer.run_name": "name",
+    "trainer.ckpt_path": "run_dir",
+    "trainer.export_path": "run_dir",
+    "trainer.log_path": "run_dir",
+    "generator.max_turns": "episode.max_turns",
+    "data.train_data": "tasks",
+}
+# SkyRL's keys that our generator does not follow: better refused than ignored.
+NOT_SUPPORTED = (
+    "data.val_data",
+    "environment",
+    "generator.batched",
+    "generator.chat_template",
+    "generator.merge_stepwise_output",
+    "generator.step_wise_trajectories",
+    "generator.use_conversation_multi_turn",
+    "generator.vision_language_generator",
+    "generator.zero_reward_on_non_stop",
+    "trainer.eval_interval",
+    "trainer.fully_async",
+)
+CPU_SAMPLES_ALL = ("top_p", "top_k", "min_p", "stop", "repetition_penalty", "additional_kwargs")
+# What SkyRL needs to be told so that it asks for nothing that a CPU lacks.
+CPU: dict[str, Any] = {
+    "data.dataloader.num_workers": 0,
+    "generator.inference_engine.enable_ray_prometheus_stats": False,
+    "generator.inference_engine.num_engines": 1,
+    "trainer.bf16": False,
+    "trainer.enable_ray_gpu_monitor": False,
+    "trainer.flash_attn": False,
+    "trainer.placement.colocate_all": False,
+    "trainer.placement.colocate_policy_ref": False,
+    "trainer.placement.critic_num_gpus_per_node": 1,
+    "trainer.placement.policy_num_gpus_per_node": 1,
+    "trainer.placement.ref_num_gpus_per_node": 1,
+    "trainer.remove_microbatch_padding": False,
+}
+
+
+def skyrl_config(config: TrainConfig, run_dir: Path) -> SkyRLTrainConfig:
+    """SkyRL's configuration, validated by SkyRL as well. Raises ConfigError: one line that names the key."""
+    given = _flatten(SkyRLTrainConfig, config.skyrl, "")
+    for key in given:
+        if key in SET_BY_OURS:
+            raise ConfigError(f"skyrl.{key} follows from {SET_BY_OURS[key]}: set that")
+        if any(key == refused or key.startswith(f"{refused}.") for refused in NOT_SUPPORTED):
+            raise ConfigError(f"skyrl.{key} is not supported here")
+        if config.backend == "cpu" and key.rpartition(".")[2] in CPU_SAMPLES_ALL:
+            raise ConfigError(f"skyrl.{key} is not supported with backend=cpu, which samples from all tokens")
+    model = given.get("trainer.policy.model.path")
+    if (model is None) == (config.policy is None):
+        raise ConfigError("set exactly one of policy (a model from scratch) and skyrl.trainer.policy.model.path")
+    model = model or str(run_dir / "policy")
+    values = {
+        **(CPU if config.backend == "cpu" else {}),
+        "trainer.ckpt_interval": -1,
+        "trainer.epochs": given.get("trainer.max_training_steps", 1),  # an epoch has at least one step
+        "trainer.print_example_interval": 0,
+        "trainer.project_name": "minisandbox_ray",
+        "trainer.resume_mode": "none",
+        **given,
+        "generator.max_turns": config.episode.max_turns,
+        "trainer.ckpt_path": str(run_dir / "checkpoints"),
+        "trainer.eval_interval": -1,
+        "trainer.export_path": str(run_dir / "export"),
+        "trainer.log_path": str(run_dir / "logs"),
+        # Our own trackers do the logging; SkyRL's would demand a W&B key and hand it to every Ray worker.
+        "trainer.logger": "console",
+        "trainer.policy.model.path": model,
+        "trainer.run_name": config.name,
+        "trainer.seed": config.seed,
+    }
+    if values.get("trainer.algorithm.advantage_estimator") == "gae":
+        values.setdefault("trainer.critic.model.path", model)
+    try:
+        result = SkyRLTrainConfig.from_cli_overrides(values)
+        validate_cfg(result)
+    except (AssertionError, ValueError, NotImplementedError) as error:
+        # Some of SkyRL's assertions say nothing but their condition.
+        reason = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        raise ConfigError(f"SkyRL refuses the configuration: {' '.join(str(reason).split())}") from error
+    return result
+
+
+def _flatten(schema: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Dotted keys and values, each checked against the type in SkyRL's dataclasses."""
+    hints = get_type_hints(schema)
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in hints:
+            hint = suggestion(["skyrl", *key.split(".")], _known_keys(SkyRLTrainConfig, "skyrl."))
+            raise ConfigError(f"unknown key skyrl.{key}{hint}")
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+            flat |= _flatten(hints[name], value, f"{key}.")
+            continue
+        try:
+            flat[key] = TypeAdapter(hints[name]).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise ConfigError(f"bad value for skyrl.{key}: {reason}, got {value!r}") from error
+    return flat
+
+
+def _known_keys(schema: Any, prefix: str) -> list[str]:
+    keys = []
+    for name, hint in get_type_hints(schema).items():
+        keys.append(prefix + name)
+        if dataclasses.is_dataclass(hint):
+            keys += _known_keys(hint, f"{prefix}{name}.")
+    return keys

@@ -1,0 +1,121 @@
+"""SkyRL's experiment over our tasks, episodes and trackers: on a CPU in this process, or as SkyRL runs on GPUs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loguru import logger
+from skyrl.train.config import SkyRLTrainConfig
+from skyrl.train.entrypoints.main_base import BasePPOExp
+
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.telemetry import Tracker
+from trainer_integration.skyrl.generator import EpisodeEnv, EpisodeGenerator
+from trainer_integration.skyrl.sampler import CPUInferenceClient
+from trainer_integration.skyrl.seams import LocalExperiment, LocalTrainer, MaskedTrainer
+
+
+@dataclass
+class Inputs:
+    """What a training run is made of, beside SkyRL's own configuration."""
+
+    tasks: list[Any]
+    prompts: list[list[dict[str, str]]]
+    make_env: Callable[[], EpisodeEnv]
+    tracker: Tracker
+    constant_reward: float | None = None
+
+
+class TaskDataset:
+    """One row per task, in the shape of SkyRL's PromptDataset; the group of a task is named by its instance_id."""
+
+    def __init__(self, tasks: list[Any], prompts: list[list[dict[str, str]]]) -> None:
+        self._rows = [
+            {
+                "prompt": prompt,
+                "env_class": "minisandbox",
+                "env_extras": {"instance_id": task.instance_id, "data_source": task.repo},
+                "uid": task.instance_id,
+            }
+            for task, prompt in zip(tasks, prompts, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._rows[index]
+
+    def collate_fn(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return rows
+
+
+class SkyRLTracker:
+    """Our trackers behind the interface of SkyRL's Tracking."""
+
+    backend = "minisandbox_ray"
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
+        self._tracker.log(data, step)
+
+    def finish(self) -> None:
+        """Whoever made the trackers finishes them, also when training fails."""
+
+    def log_exception(self, error: BaseException, step: int = 0) -> None:
+        logger.opt(exception=error).error(f"training failed at step {step}")
+
+
+class _Episodes(BasePPOExp):
+    """The public hooks of SkyRL's experiment, filled with ours."""
+
+    def __init__(self, cfg: SkyRLTrainConfig, inputs: Inputs) -> None:
+        self._inputs = inputs
+        super().__init__(cfg)
+
+    def get_train_dataset(self) -> Any:
+        limit = self.cfg.trainer.max_prompt_length
+        for task, prompt in zip(self._inputs.tasks, self._inputs.prompts, strict=True):
+            ids = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+            if len(ids) > limit:
+                raise ConfigError(
+                    f"the prompt of task {task.instance_id} has {len(ids)} tokens, more than "
+                    f"skyrl.trainer.max_prompt_length={limit}"
+                )
+        return TaskDataset(self._inputs.tasks, self._inputs.prompts)
+
+    def get_eval_dataset(self) -> Any:
+        return None
+
+    def get_generator(self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any) -> EpisodeGenerator:
+        return EpisodeGenerator(
+            cfg.generator,
+            tokenizer,
+            inference_engine_client,
+            tasks={task.instance_id: task for task in self._inputs.tasks},
+            make_env=self._inputs.make_env,
+            seed=cfg.trainer.seed,
+            constant_reward=self._inputs.constant_reward,
+        )
+
+    def get_tracker(self) -> Any:
+        return SkyRLTracker(self._inputs.tracker)
+
+
+class CPUExperiment(_Episodes, LocalExperiment):
+    """Policy, critic, reference and sampler in this process; run it inside ``seams.in_process()``."""
+
+    def get_inference_client(self) -> CPUInferenceClient:
+        return CPUInferenceClient(self.cfg.trainer.policy.model.path, self.tokenizer, self.cfg.trainer.seed)
+
+    def get_trainer(self, **parts: Any) -> LocalTrainer:
+        return LocalTrainer(**parts)
+
+
+class GPUExperiment(_Episodes):
+    """SkyRL's own FSDP workers and vLLM servers, with our episodes and the masking of failed ones."""
+
+    def get_trainer(self, *args: Any, **kwargs: Any) -> MaskedTrainer:
+        return MaskedTrainer(*args, **kwargs)

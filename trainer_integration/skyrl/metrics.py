@@ -1,0 +1,48 @@
+"""Metrics of one batch of rollouts: SkyRL's own under ``generate/``, ours under ``environment/``."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from skyrl.train.generators.utils import get_rollout_metrics
+
+from minisandbox_ray.errors import Owner
+from minisandbox_ray.telemetry.report import TIME_PARTS
+
+if TYPE_CHECKING:
+    from trainer_integration.skyrl.generator import Rollout
+
+# The agent's own failures are rewards, not failures.
+OWNERS: tuple[Owner, ...] = ("task", "sandbox", "cluster", "model")
+
+
+def rollout_metrics(output: dict[str, Any], rollouts: "list[Rollout]") -> dict[str, float]:
+    """Numbers for the tracker. ``environment/``: seconds per episode by part, failures by owner, cached grades.
+
+    Failed episodes count in the failures only.
+    """
+    metrics = get_rollout_metrics(
+        output["response_ids"],
+        output["rewards"],
+        loss_masks=output["loss_masks"],
+        trajectory_completion_times=output["trajectory_generation_times"],
+        trajectory_time_splits=output["trajectory_time_splits"],
+    )
+    finished = [rollout for rollout in rollouts if not rollout.failure]
+    for part in TIME_PARTS:
+        seconds = np.array([rollout.seconds[part] for rollout in finished])
+        metrics |= {
+            f"environment/{part}_seconds_mean": seconds.mean().item(),
+            f"environment/{part}_seconds_p50": np.percentile(seconds, 50).item(),
+            f"environment/{part}_seconds_p90": np.percentile(seconds, 90).item(),
+            f"environment/{part}_seconds_max": seconds.max().item(),
+        }
+    owners = Counter(rollout.failure.owner for rollout in rollouts if rollout.failure)
+    return metrics | {
+        "environment/episodes": len(rollouts),
+        "environment/resolved_mean": sum(rollout.resolved for rollout in finished) / len(finished),
+        "environment/turns_mean": sum(rollout.turns for rollout in finished) / len(finished),
+        "environment/grade_cache_hits": sum(rollout.grade_cached for rollout in finished),
+        "environment/failures": owners.total(),
+        **{f"environment/failures_{owner}": owners[owner] for owner in OWNERS},
+    }

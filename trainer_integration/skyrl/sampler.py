@@ -1,0 +1,197 @@
+"""SkyRL's inference client on a CPU: samples in this process, all waiting requests in one batch."""
+
+import asyncio
+import hashlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
+from torch import Tensor
+
+from trainer_integration.skyrl.models import load_causal_lm, positions
+
+MAX_BATCH = 256  # rows per forward pass: bounds memory when very many episodes ask at once
+
+
+@dataclass
+class _Request:
+    prompt: list[int]
+    params: dict[str, Any]
+    key: str  # names the request, so that its random numbers do not depend on who else is in the batch
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop_reason: str = "length"
+
+
+class CPUInferenceClient(InferenceEngineInterface):
+    """Token-in-token-out sampling from the full distribution at a temperature; 0 is greedy.
+
+    Requests that arrive while a batch runs are taken together in the next one. A request draws from a
+    random stream named by seed, weights, session id and prompt, so one seed gives one curve however
+    the requests happen to be batched.
+    """
+
+    def __init__(self, path: str, tokenizer: Any, seed: int) -> None:
+        self._path = path
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._model = load_causal_lm(path).eval()
+        self._waiting: list[tuple[_Request, asyncio.Future[None]]] = []
+        self._runner: asyncio.Task[None] | None = None
+        self._free = asyncio.Lock()
+        self.weight_version = 0
+
+    @property
+    def model_name(self) -> str:
+        return self._path
+
+    def increment_weight_version(self) -> None:
+        self.weight_version += 1
+
+    async def generate(self, input_batch: Any, model: str | None = None) -> Any:
+        prompts = input_batch.get("prompt_token_ids")
+        if prompts is None:
+            prompts = [
+                self._tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=True, return_dict=False)
+                for p in input_batch["prompts"]
+            ]
+        sessions: list[Hashable] = input_batch.get("session_ids") or list(range(len(prompts)))
+        requests = [
+            _Request(
+                prompt, input_batch["sampling_params"], f"{self._seed}/{self.weight_version}/{session}/{len(prompt)}"
+            )
+            for prompt, session in zip(prompts, sessions, strict=True)
+        ]
+        await asyncio.gather(*(self._enqueue(request) for request in requests))
+        tokens = [request.tokens for request in requests]
+        return {
+            "responses": self._tokenizer.batch_decode(tokens, skip_special_tokens=True),
+            "response_ids": tokens,
+            "stop_reasons": [request.stop_reason for request in requests],
+            "response_logprobs": [request.logprobs for request in requests],
+            "prompt_logprobs": None,
+            "rollout_expert_indices": None,
+            "rollout_sample_support": None,
+        }
+
+    def _enqueue(self, request: _Request) -> "asyncio.Future[None]":
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, done))
+        if self._runner is None or self._runner.done():
+            # The task starts at the loop's next turn: all that ask in this turn are in its first batch.
+            self._runner = asyncio.create_task(self._run())
+        return done
+
+    async def _run(self) -> None:
+        while self._waiting:
+            async with self._free:
+                batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                try:
+                    await asyncio.to_thread(self._sample, [request for request, _ in batch])
+                except Exception as error:
+                    for _, done in batch:
+                        if not done.done():
+                            done.set_exception(error)
+                    continue
+            for _, done in batch:
+                if not done.done():
+                    done.set_result(None)
+
+    @torch.no_grad()
+    def _sample(self, requests: list[_Request]) -> None:
+        ids, mask = self._pad([request.prompt for request in requests])
+        limits = [int(request.params["max_tokens"]) for request in requests]
+        temperatures = torch.tensor([[float(request.params.get("temperature", 1.0))] for request in requests])
+        uniforms = np.stack([_uniforms(request.key, max(limits)) for request in requests])
+        running = np.ones(len(requests), dtype=bool)
+        cache = None
+        for position in range(max(limits)):
+            output = self._model(
+                ids,
+                attention_mask=mask,
+                position_ids=positions(mask)[:, -ids.shape[1] :],
+                past_key_values=cache,
+                use_cache=max(limits) > 1,
+                logits_to_keep=1,
+            )
+            cache = output.past_key_values
+            log_probs = (output.logits[:, -1] / temperatures.clamp(min=1e-6)).log_softmax(-1)
+            tokens = _draw(log_probs, torch.from_numpy(uniforms[:, position]), greedy=temperatures[:, 0] == 0)
+            chosen = log_probs.gather(-1, tokens[:, None])[:, 0].tolist()
+            for row in running.nonzero()[0]:
+                request = requests[row]
+                request.tokens.append(int(tokens[row]))
+                request.logprobs.append(chosen[row])
+                if request.tokens[-1] == self._tokenizer.eos_token_id:
+                    request.stop_reason = "stop"
+                running[row] = request.stop_reason != "stop" and len(request.tokens) < limits[row]
+            if not running.any():
+                return
+            mask = torch.cat([mask, torch.from_numpy(running).long()[:, None]], -1)
+            ids = tokens[:, None]
+
+    def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        width = max(map(len, prompts))
+        pad = self._tokenizer.pad_token_id
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        return ids, mask
+
+    async def update_named_weights(self, request: Any) -> None:
+        async with self._free:
+            self._model.load_state_dict(request["state_dict"])
+
+    async def pause_generation(self) -> None:
+        """Nothing to pause: ``update_named_weights`` waits for the running batch."""
+
+    async def get_world_size(self) -> tuple[int, int]:
+        return 1, 1
+
+    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
+        """The model is always in memory."""
+
+    async def sleep(self, *args: Any, **kwargs: Any) -> None:
+        """The model is always in memory."""
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
+        """No cache outlives a batch."""
+
+    async def resume_generation(self) -> None:
+        """See ``pause_generation``."""
+
+    async def finish_session(self, session_id: str) -> None:
+        """Sessions hold nothing here."""
+
+    async def teardown(self) -> None:
+        """Nothing to stop: this is no server."""
+
+    # Only the token interface exists in process; SkyRL's own loop and our generator use no other.
+    def get_endpoint_url(self) -> str:
+        raise NotImplementedError("the CPU sampler has no HTTP endpoint")
+
+    async def chat_completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError("the CPU sampler takes tokens only")
+
+    async def render_chat_completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError("the CPU sampler takes tokens only")
+
+    async def completion(self, request_payload: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError("the CPU sampler takes tokens only")
+
+    async def load_lora_adapter(self, lora_name: str, lora_path: str) -> dict[str, Any]:
+        raise NotImplementedError("the CPU sampler takes whole weights only")
+
+
+def _uniforms(key: str, count: int) -> np.ndarray:
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
+    return np.random.Generator(np.random.Philox(seed)).random(count)
+
+
+def _draw(log_probs: Tensor, uniforms: Tensor, greedy: Tensor) -> Tensor:
+    """One token per row by the inverse of the cumulative distribution, in float64."""
+    cumulative = log_probs.double().exp().cumsum(-1)
+    drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None])[:, 0]
+    return torch.where(greedy, log_probs.argmax(-1), drawn.clamp(max=log_probs.shape[-1] - 1))

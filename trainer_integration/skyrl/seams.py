@@ -1,0 +1,339 @@
+"""Everything that reaches into SkyRL beyond its public extension points, written for exactly one version of it.
+
+SkyRL trains in Ray actors on GPUs. On a CPU its own worker classes (loss, micro-batches, metrics) run here
+as plain objects in the driver, so training needs no GPU, real or pretended, and any Ray cluster will do.
+``tests/trainer_integration/skyrl/test_seams_contract.py`` says what changed when another version breaks this.
+"""
+
+import functools
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ray
+import skyrl.backends.skyrl_train.workers.worker as worker_module
+import skyrl.train.trainer as trainer_module
+import torch
+import torch.distributed as dist
+from skyrl.backends.skyrl_train.distributed.dispatch import MeshRank, WorkerOutput
+from skyrl.backends.skyrl_train.distributed.strategy import DistributedStrategy
+from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
+from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry, PolicyLossRegistry
+from skyrl.backends.skyrl_train.workers.worker import CriticWorkerBase, PolicyWorkerBase, RefWorkerBase
+from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.trainer import RayPPOTrainer
+from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
+from torch import nn
+from transformers import get_scheduler
+
+from minisandbox_ray.errors import ConfigError
+from trainer_integration.skyrl.models import CausalLM, Critic
+
+SKYRL_VERSION = "0.4.0"
+GROUP_ESTIMATORS = ("grpo", "rloo", "maxrl")  # those that compare a row with the others of its prompt
+
+
+def check_version() -> None:
+    """Raise ConfigError unless the installed SkyRL is the one this file was written for."""
+    installed = metadata.version("skyrl")
+    if installed != SKYRL_VERSION:
+        raise ConfigError(
+            f"skyrl {installed} is installed, but this version of minisandbox_ray is written for skyrl "
+            f"{SKYRL_VERSION}: pip install 'minisandbox-ray[skyrl]'"
+        )
+
+
+def check_gpus(cfg: Any) -> None:
+    """Raise ConfigError unless the connected Ray cluster has the GPUs that the policy is placed on."""
+    placement = cfg.trainer.placement
+    needed = placement.policy_num_nodes * placement.policy_num_gpus_per_node
+    found = int(ray.cluster_resources().get("GPU", 0))
+    if found < needed:
+        raise ConfigError(
+            f"backend=gpu: skyrl.trainer.placement asks for {needed} GPUs and the Ray cluster has {found}: connect to "
+            "one with cluster.address, change the placement, or set backend=cpu"
+        )
+
+
+@contextmanager
+def quiet_driver() -> Iterator[None]:
+    """Keep SkyRL's progress bar and log handler out of the driver's terminal, where our line per step goes."""
+    with ExitStack() as stack:
+        for module in (trainer_module, worker_module):
+            stack.enter_context(mock.patch.object(module, "configure_ray_worker_logging"))
+        quiet_bar = functools.partial(trainer_module.tqdm, disable=True)
+        stack.enter_context(mock.patch.object(trainer_module, "tqdm", quiet_bar))
+        yield
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Let SkyRL's workers run in this process on a CPU: the device they ask for, their group of one, no Ray actors."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=torch.device("cpu")))
+        for registry in (AdvantageEstimatorRegistry, PolicyLossRegistry):
+            # Else each look-up of a loss would start and ask a named actor on the user's cluster.
+            stack.enter_context(mock.patch.object(registry, "sync_with_actor"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=".*CUDA is not available.*")  # torch.autocast(device_type="cuda")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        stack.callback(dist.destroy_process_group)
+        yield
+
+
+class LocalStrategy(DistributedStrategy):
+    """One process, one device: plain backward, clipped step, one file per checkpoint."""
+
+    world_size = 1
+
+    def __init__(self, max_grad_norm: float) -> None:
+        self._max_grad_norm = max_grad_norm if max_grad_norm > 0 else float("inf")
+
+    def setup_distributed(self) -> None:
+        """The process group exists already."""
+
+    def backward(self, loss: Any, model: Any, optimizer: Any, **kwargs: Any) -> None:
+        loss.backward()
+
+    def optimizer_step(self, optimizer: Any, model: Any, scheduler: Any, name: str = "model", **kwargs: Any) -> Any:
+        norm = nn.utils.clip_grad_norm_(model.parameters(), self._max_grad_norm)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def save_checkpoint(
+        self, model: Any, ckpt_dir: str, node_local_rank: int, *, optimizer: Any, scheduler: Any, tokenizer: Any
+    ) -> None:
+        Path(ckpt_dir).mkdir(parents=True, exist_ok=True)
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "rng": self.get_rng_state(),
+        }
+        torch.save(state, Path(ckpt_dir) / "state.pt")
+
+    def load_checkpoint(
+        self, model: Any, ckpt_dir: str, optimizer: Any, scheduler: Any, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
+        state = torch.load(Path(ckpt_dir) / "state.pt", weights_only=False)
+        model.load_state_dict(state["model"])
+        for part, name in ((optimizer, "optimizer"), (scheduler, "scheduler")):
+            if part is not None:
+                part.load_state_dict(state[name])
+        self.load_rng_state(state["rng"])
+        return ckpt_dir, state
+
+    def save_hf_model(self, model: Any, output_dir: str, tokenizer: Any = None, **kwargs: Any) -> None:
+        model.model.save_pretrained(output_dir)
+        tokenizer.save_pretrained(output_dir)
+
+
+class _LocalWorker:
+    """What SkyRL's worker bases leave to a backend, for one CPU process."""
+
+    def init_worker_process_group(self: Any) -> None:
+        self.device_mesh = dist.device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "sp"))
+        self.mesh_rank = MeshRank(dp=0, sp=0, tp=0, pp=0, world_size=1, dp_size=1, pp_size=1)
+
+    def _init(self: Any, model: nn.Module, optimizer_config: Any, num_training_steps: int) -> None:
+        self.model = model
+        self.strategy = LocalStrategy(optimizer_config.max_grad_norm)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=optimizer_config.lr,
+            betas=tuple(optimizer_config.adam_betas),
+            weight_decay=optimizer_config.weight_decay,
+        )
+        self.scheduler = get_scheduler(
+            optimizer_config.scheduler,
+            self.optimizer,
+            num_warmup_steps=optimizer_config.num_warmup_steps,
+            num_training_steps=num_training_steps,
+        )
+
+
+class LocalPolicyWorker(_LocalWorker, PolicyWorkerBase):
+    def init_model(self, model_path: str, num_training_steps: int) -> None:
+        self._init(CausalLM(model_path), self.cfg.policy.optimizer_config, num_training_steps)
+
+
+class LocalCriticWorker(_LocalWorker, CriticWorkerBase):
+    def init_model(self, model_path: str, num_training_steps: int) -> None:
+        self._init(Critic(model_path), self.cfg.critic.optimizer_config, num_training_steps)
+
+
+class LocalRefWorker(_LocalWorker, RefWorkerBase):
+    def init_model(self, model_path: str, num_training_steps: int) -> None:
+        self.model = CausalLM(model_path)
+
+
+LOCAL_WORKERS = {"policy": LocalPolicyWorker, "critic": LocalCriticWorker, "ref": LocalRefWorker}
+
+
+class LocalDispatch:
+    """The part of SkyRL's WorkerDispatch that its trainer calls, over one worker object per model."""
+
+    def __init__(self, workers: dict[str, Any], client: Any, num_training_steps: int) -> None:
+        self._workers = workers
+        self._client = client
+        self._num_training_steps = num_training_steps
+        self._sync_seconds = 0.0
+
+    def get_lcm_dp_size(self) -> int:
+        return 1
+
+    def stage_data(self, model: str, data: TrainingInputBatch, boundaries: list[tuple[int, int]]) -> list[Any]:
+        return [data[start:end] for start, end in boundaries]
+
+    def forward(self, model: str, data: TrainingInputBatch) -> WorkerOutput:
+        return self._workers[model].forward(data)
+
+    def forward_from_staged(self, model: str, chunk: TrainingInputBatch) -> WorkerOutput:
+        return self._workers[model].forward(chunk)
+
+    def forward_backward_from_staged(self, model: str, chunk: TrainingInputBatch) -> WorkerOutput:
+        return self._workers[model].forward_backward(chunk)
+
+    def optim_step(self, model: str) -> float | None:
+        return self._workers[model].optim_step()
+
+    def init_weight_sync_state(self, client: Any) -> None:
+        self._client = client
+
+    async def save_weights_for_sampler(self) -> None:
+        started = time.perf_counter()
+        await self._client.update_named_weights({"state_dict": self._workers["policy"].model.model.state_dict()})
+        self._client.increment_weight_version()
+        self._sync_seconds = time.perf_counter() - started
+
+    def get_timing_metrics(self) -> dict[str, float]:
+        return {"sync_weights_only_transfer": self._sync_seconds}
+
+    def save_checkpoint(self, model: str, ckpt_dir: str, tokenizer: Any) -> None:
+        self._workers[model].save_checkpoint(ckpt_dir, tokenizer)
+
+    def load_checkpoint(
+        self, model: str, ckpt_dir: str, load_optimizer_states: bool, load_lr_scheduler_states: bool
+    ) -> None:
+        self._workers[model].load_checkpoint(ckpt_dir, load_optimizer_states, load_lr_scheduler_states)
+
+    def save_hf_model(self, model: str, export_dir: str, tokenizer: Any) -> None:
+        self._workers[model].save_hf_model(export_dir, tokenizer)
+
+    def init_model(self, model: str, path: str) -> None:
+        self._workers[model].init_model(path, self._num_training_steps)
+
+    def empty_cache(self, model: str | None = None) -> None:
+        """There is no device cache."""
+
+    def finalize_pending_saves(self, model: str) -> None:
+        """Saves are synchronous."""
+
+
+class MaskedTrainer(RayPPOTrainer):
+    """SkyRL's trainer, for batches in which some rows carry no trainable token.
+
+    Such a row is an episode that failed through no fault of the agent. Its loss mask alone keeps it out of
+    the loss, but not out of what is computed from the others. Here it also counts neither in its group's
+    baseline, nor in whitening, nor in the reward metrics: the group is as if the row had never been sampled.
+    Where a group shrinks to one row there is nothing to compare it with, and its advantage is 0.
+    """
+
+    def postprocess_generator_output(
+        self,
+        generator_output: Any,
+        uids: list[str],
+        metrics_generator_output: Any = None,
+        metrics_uids: list[str] | None = None,
+    ) -> Any:
+        if metrics_generator_output is None:
+            valid = [i for i, mask in enumerate(generator_output["loss_masks"]) if any(mask)]
+            if 0 < len(valid) < len(uids):
+                metrics_generator_output = {
+                    key: [value[i] for i in valid]
+                    for key, value in generator_output.items()
+                    if isinstance(value, list) and len(value) == len(uids)
+                }
+                metrics_uids = [uids[i] for i in valid]
+        return super().postprocess_generator_output(generator_output, uids, metrics_generator_output, metrics_uids)
+
+    def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
+        masked = data["loss_mask"].sum(-1) == 0
+        if not masked.any():
+            return super().compute_advantages_and_returns(data)
+        response_mask = data["response_mask"]
+        data["response_mask"] = response_mask * ~masked[:, None]
+        uids = [
+            f"{uid}/masked-{i}" if out else uid
+            for i, (uid, out) in enumerate(zip(data.metadata["uids"], masked.tolist(), strict=True))
+        ]
+        data.metadata["uids"] = uids
+        data = super().compute_advantages_and_returns(data)
+        data["response_mask"] = response_mask
+        if self.cfg.trainer.algorithm.advantage_estimator in GROUP_ESTIMATORS:
+            sizes = Counter(uids)
+            data["advantages"][[i for i, uid in enumerate(uids) if sizes[uid] == 1]] = 0.0
+        return data
+
+
+class LocalTrainer(MaskedTrainer):
+    """SkyRL's trainer over workers in this process; used inside ``in_process()``."""
+
+    def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:
+        config = self.cfg.trainer
+        steps_per_batch = config.train_batch_size // config.policy_mini_batch_size * config.update_epochs_per_batch
+        steps = self.total_training_steps * steps_per_batch
+        wanted = {"policy": (PolicyWorker, config.policy.model.path)}
+        if self.has_critic:
+            wanted["critic"] = (CriticWorker, config.critic.model.path)
+        if config.algorithm.use_kl_loss or config.algorithm.use_kl_in_reward:
+            wanted["ref"] = (RefWorker, config.ref.model.path)
+        workers = {}
+        for name, (worker_class, path) in wanted.items():
+            workers[name] = worker = worker_class(
+                cfg=config,
+                world_size=1,
+                rank=0,
+                local_rank=0,
+                master_addr="127.0.0.1",
+                master_port=1,  # only kept in the environment: the process group exists already
+                sequence_parallel_size=1,
+            )
+            torch.manual_seed(config.seed)
+            worker.init_worker_process_group()
+            worker.init_model(path, num_training_steps=steps)
+        self.policy_model, self.critic_model, self.ref_model = (workers.get(n) for n in ("policy", "critic", "ref"))
+        self.dispatch = LocalDispatch(workers, self.inference_engine_client, steps)
+
+    def _cleanup_old_checkpoints(self) -> None:
+        # The base class runs this as a Ray task on every node; all checkpoints are on this one.
+        cleanup_old_checkpoints(self.cfg.trainer.ckpt_path, self.cfg.trainer.max_ckpts_to_keep)
+
+
+class LocalExperiment(BasePPOExp):
+    """SkyRL's experiment with local workers, where the base class imports FSDP's."""
+
+    def _setup_trainer(self) -> RayPPOTrainer:
+        for path in (self.cfg.trainer.export_path, self.cfg.trainer.ckpt_path):
+            Path(path).mkdir(parents=True, exist_ok=True)
+        client = self.get_inference_client()
+        self.trainer = self.get_trainer(
+            cfg=self.cfg,
+            tracker=self.get_tracker(),
+            tokenizer=self.tokenizer,
+            train_dataset=self.train_dataset,
+            eval_dataset=self.eval_dataset,
+            inference_engine_client=client,
+            generator=self.get_generator(self.cfg, self.tokenizer, client),
+            colocate_pg=None,
+        )
+        self.trainer.build_models(*LOCAL_WORKERS.values())
+        return self.trainer
