@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from minisandbox_ray.errors import ClusterError, ConfigError
 
 # sockaddr_un holds 107 bytes; Ray appends "/session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store".
 LONGEST_TEMPORARY_PATH = 107 - 67
+REACH_SECONDS = 10.0
 
 
 class Connection:
@@ -65,9 +67,12 @@ def connect(config: ClusterConfig, run_dir: Path | None = None) -> Connection:
 
 
 def _join(address: str) -> Connection:
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdigit() and "://" not in address:  # Ray itself tries for minutes
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(f"no Ray cluster at {address}: {_first_line(error)}") from error
     return Connection(ray.shutdown)
 

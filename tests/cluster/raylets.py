@@ -62,7 +62,7 @@ def look(cluster: Cluster, results: dict[str, Any]) -> None:
 
 def main() -> None:
     results: dict[str, Any] = {}
-    head = {"num_cpus": 2, "resources": {"unpack_slots": 1}}
+    head = {"num_cpus": 2, "resources": {"unpack_slots": 1}, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         cluster.add_node(num_cpus=2)

@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,9 +13,9 @@ import pytest
 import ray
 
 from minisandbox_ray.cluster import ClusterConfig, check_unpack_slots, connect
-from minisandbox_ray.cluster.connection import _temporary_directory
+from minisandbox_ray.cluster.connection import _join, _temporary_directory
 from minisandbox_ray.cluster.nodes import Node
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ClusterError, ConfigError
 
 DRIVER = """
 import sys, threading
@@ -87,6 +88,7 @@ def test_nothing_is_left(tmp_path: Path, ending: str | signal.Signals) -> None:
         assert processes_of(run_dir)
         if isinstance(ending, signal.Signals):
             assert links_to(run_dir)
+            time.sleep(1)  # until it waits: an interrupt that meets a callback of Ray's is swallowed
             # A terminal interrupts the whole group.
             os.killpg(driver.pid, ending) if ending == signal.SIGINT else os.kill(driver.pid, ending)
         assert until(lambda: driver.poll() is not None, 30)
@@ -120,6 +122,14 @@ def test_connect_keeps_a_connection_that_is_there(local_cluster: object, tmp_pat
     connect(ClusterConfig(address="local"), tmp_path).close()
     assert ray.is_initialized()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_unreachable_cluster_is_one_line() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"no Ray cluster at {address}: .*refused"):
+            _join(address)
 
 
 def test_sandbox_slots_follow_the_cpus() -> None:
