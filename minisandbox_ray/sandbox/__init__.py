@@ -10,6 +10,7 @@ from .diff import DiffTooLargeError
 from .sandbox import Sandbox, check_supported
 from .session import BrokenSandboxError
 from .spec import Bind, CommandResult, ExecResult, Limits, Overlay, SandboxSpec
+from .terminal import Terminal
 
 __all__ = [
     "Bind",
@@ -21,5 +22,6 @@ __all__ = [
     "Overlay",
     "Sandbox",
     "SandboxSpec",
+    "Terminal",
     "check_supported",
 ]

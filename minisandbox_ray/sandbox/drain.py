@@ -8,7 +8,7 @@ import select
 import threading
 
 
-class Terminal:
+class Master:
     """The master side of a pseudo-terminal: read by its session during a step, by the drain thread between steps."""
 
     def __init__(self, descriptor: int) -> None:
@@ -62,7 +62,7 @@ class Terminal:
 class _Drain:
     def __init__(self) -> None:
         self.epoll = select.epoll()
-        self.terminals: dict[int, Terminal] = {}
+        self.terminals: dict[int, Master] = {}
         threading.Thread(target=self._run, name="minisandbox-drain", daemon=True).start()
 
     def _run(self) -> None:

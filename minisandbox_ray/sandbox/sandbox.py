@@ -19,10 +19,12 @@ from .groups import Groups
 from .session import Session
 from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
+from .terminal import Terminal
 
 _DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
 _SPAWN_SECONDS, _CLOSE_SECONDS = 60.0, 30.0
 _SHARED_MEMORY_MIB = 64
+_SIZE = (50, 200)  # rows and columns of a session's terminal
 _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
 
 
@@ -95,6 +97,22 @@ class Sandbox:
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
             result = program.run(self._control, request, stdin, timeout, max_output)
             return ExecResult(**result, limit=self._limit())
+
+    def open_terminal(
+        self,
+        argv: list[str],
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Terminal:
+        """Start a program on a terminal of its own, for a person; it lives beside sessions and one-shot programs."""
+        with self._step:
+            self._check_open()
+            variables = {**self._env, "TERM": "xterm", **(env or {})}
+            request = {"op": "terminal", "argv": argv, "cwd": cwd or self.spec.cwd, "env": variables}
+            return Terminal(*self._ask({**request, "size": [rows, columns]}))
 
     def read_file(self, path: str, max_bytes: int = 64 << 20) -> bytes:
         """The content of a regular file. A relative path is one below the spec's cwd.
@@ -183,10 +201,14 @@ class Sandbox:
         return path if path.startswith("/") else f"{self.spec.cwd}/{path}"
 
     def _spawn(self, cwd: str, env: dict[str, str]) -> tuple[socket.socket, list[int]]:
+        return self._ask({"op": "shell", "cwd": cwd, "env": env, "size": _SIZE})
+
+    def _ask(self, request: wire.Message) -> tuple[socket.socket, list[int]]:
+        """Have pid 1 start something on a terminal; -> (its channel, its descriptors)"""
         channel, theirs = wire.channel()
         try:
             with theirs:
-                wire.send(self._control, {"op": "shell", "cwd": cwd, "env": env}, [theirs.fileno()])
+                wire.send(self._control, request, [theirs.fileno()])
             channel.settimeout(_SPAWN_SECONDS)
             received = wire.receive(channel)
             channel.settimeout(None)
@@ -195,7 +217,7 @@ class Sandbox:
         if received is None or "error" in received[0]:
             channel.close()
             reason = received[0]["error"] if received else "it is gone (closed, or its first process was killed)"
-            raise SandboxError(f"no shell in this sandbox: {reason}")
+            raise SandboxError(f"no {request['op']} in this sandbox: {reason}")
         return channel, received[1]
 
     def _limit(self) -> LimitName | None:

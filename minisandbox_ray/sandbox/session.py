@@ -22,7 +22,7 @@ from typing import Any, Literal
 from minisandbox_ray.errors import Owner, SandboxError
 
 from .capture import Capture
-from .drain import Terminal
+from .drain import Master
 from .opens import OpenWatch
 from .shellstate import ShellState
 from .starter import syscalls, wire
@@ -71,7 +71,7 @@ class _Shell:
         finally:
             os.close(handle)
         self.pid = int(found[1]) if found else -1
-        self.terminal = Terminal(master)
+        self.terminal = Master(master)
         self.modes = _reset_modes(master)
         self.exit_code: int | None = None
         self.state: ShellState | None = None

@@ -67,8 +67,12 @@ class Init:
         message, (channel_descriptor, *descriptors) = received
         channel = socket.socket(fileno=channel_descriptor)
         try:
-            child = self._shell(message, channel) if message["op"] == "shell" else None
-            child = child or self._program(message, channel, descriptors)
+            if message["op"] == "shell":
+                child = self._shell(message, channel)
+            elif message["op"] == "terminal":
+                child = self._terminal(message, channel)
+            else:
+                child = self._program(message, channel, descriptors)
         except OSError as error:
             try:
                 wire.send(channel, {"error": f"{message['op']}: {error}", "errno": error.errno})
@@ -90,9 +94,7 @@ class Init:
                     os.symlink(target, path)
                 except OSError:
                     pass
-        master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-        fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
-        slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        master, slave = _open_terminal(*message["size"])
         reader, writer = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         pid = self._fork(evict=True)
@@ -104,27 +106,45 @@ class Init:
             finally:
                 os._exit(127)
         os.close(reader)
-        handle = os.pidfd_open(pid)
         # the slave stays open so that the master never hangs up early; the master tells the foreground group
         child = Child(pid, channel, (slave, master))
-        try:
-            wire.send(channel, {"pid": pid}, [master, writer, handle])
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-        finally:
-            os.close(writer)
-            os.close(handle)
+        self._hand_over(child, [master, writer, handle := os.pidfd_open(pid)])
+        os.close(writer)
+        os.close(handle)
         return child
+
+    def _terminal(self, message: dict[str, Any], channel: socket.socket) -> Child:
+        """A program on a new terminal, which hangs up when the last process on it ends."""
+        master, slave = _open_terminal(*message["size"])
+        try:
+            pid = self._fork(evict=False)
+            if pid == 0:
+                try:
+                    os.setsid()
+                    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+                    _become_or_tell(message, [slave, slave, slave])
+                finally:
+                    os._exit(126)
+            child = Child(pid, channel)
+            self._hand_over(child, [master])
+        finally:
+            os.close(master)
+            os.close(slave)
+        return child
+
+    @staticmethod
+    def _hand_over(child: Child, descriptors: list[int]) -> None:
+        try:
+            wire.send(child.channel, {"pid": child.pid}, descriptors)
+        except OSError:  # nobody waits for it any more
+            kill(child.pid, signal.SIGKILL)
 
     def _program(self, message: dict[str, Any], channel: socket.socket, descriptors: list[int]) -> Child:
         pid = self._fork(evict=False)
         if pid == 0:
             try:
                 os.setsid()
-                _become(message["argv"], message, dict(enumerate(descriptors)), strict=True)
-            except OSError as error:
-                os.write(2, f"{message['argv'][0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-                os._exit(127 if error.errno == errno.ENOENT else 126)
+                _become_or_tell(message, descriptors)
             finally:
                 os._exit(126)
         return Child(pid, channel)
@@ -182,6 +202,24 @@ class Init:
             wire.send(child.channel, {"signalled": True})
         except OSError:
             pass
+
+
+def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
+    """(master, slave) of a new pseudo-terminal of the sandbox's own"""
+    master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+    return master, fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def _become_or_tell(message: dict[str, Any], streams: list[int]) -> None:
+    """In a forked child: exec the message's argv with these for 0, 1 and 2, or say why not and exit as a shell does."""
+    argv = message["argv"]
+    try:
+        _become(argv, message, dict(enumerate(streams)), strict=True)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+        os._exit(127 if error.errno == errno.ENOENT else 126)
 
 
 def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], strict: bool) -> None:
