@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import zstandard
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -106,7 +106,7 @@ def pack(tree: Path, archives: Path, digest: str) -> tuple[str, int]:
                 _write(out, compressor.compress(piece), total)
             _write(out, compressor.flush(), total)
             if tar.wait() != 0:
-                raise ArchiveError(f"tar could not pack {tree} as {digest[:12]}: {_last_line(complaints)}")
+                raise ArchiveError(f"tar could not pack {tree} as {digest[:12]}: {_first_line(complaints)}")
             out.flush()
             os.fsync(out.fileno())
             size = out.tell()
@@ -134,53 +134,78 @@ def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
     allowed = manifest.unpacked_bytes + manifest.files * 4096 + _CHUNK
     command = ["tar", "--extract", "--no-same-owner", "--no-same-permissions", f"--directory={target}"]
     total, seen = hashlib.sha256(), 0
-    try:
-        with (
-            path.open("rb") as file,
-            tempfile.TemporaryFile() as complaints,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stderr=complaints, env=_TAR_ENV, umask=0o022) as tar,
-        ):
-            assert tar.stdin is not None
-            decompressor = zstandard.ZstdDecompressor().decompressobj()
-            try:
+    with tempfile.TemporaryFile() as complaints:
+        try:
+            with path.open("rb") as file, _Extractor(command, complaints) as tar:
+                decompressor = zstandard.ZstdDecompressor().decompressobj()
                 for piece in _pieces(file):
                     total.update(piece)
                     plain = decompressor.decompress(piece)
                     seen += len(plain)
                     if seen > allowed:
                         raise ArchiveError(f"{broken} (holds more than its manifest says): {advice}")
-                    tar.stdin.write(plain)
-                tar.stdin.close()
-            except BaseException:
-                tar.kill()
-                raise
-            if total.hexdigest() != manifest.archive_sha256:
-                raise ArchiveError(f"{broken} (its sha256 is not the manifest's): {advice}")
-            if tar.wait() != 0:
-                raise ArchiveError(f"{broken} ({_last_line(complaints)}): {advice}")
-    except FileNotFoundError:
-        raise ArchiveError(f"archive {manifest.digest[:12]} is missing at {path}: {advice}")
-    except (zstandard.ZstdError, BrokenPipeError) as error:
-        raise ArchiveError(f"{broken} ({error}): {advice}")
+                    tar.write(plain)
+        except FileNotFoundError:
+            raise ArchiveError(f"archive {manifest.digest[:12]} is missing at {path}: {advice}")
+        except zstandard.ZstdError as error:
+            raise ArchiveError(f"{broken} ({error}): {advice}")
+        if total.hexdigest() != manifest.archive_sha256:
+            raise ArchiveError(f"{broken} (its sha256 is not the manifest's): {advice}")
+        if tar.status != 0:
+            what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
+            raise ArchiveError(f"{what} ({_first_line(complaints)}): is that disk full?")
     files, size = survey(target)
     if files != manifest.files or size != manifest.unpacked_bytes:
         raise ArchiveError(f"{broken} ({files} files of {manifest.files}): {advice}")
 
 
+class _Extractor:
+    """A tar that reads what is written here; killed if the block fails, waited for in any case."""
+
+    def __init__(self, command: list[str], complaints: IO[bytes]) -> None:
+        self.status = 0
+        self._tar = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=complaints, env=_TAR_ENV, umask=0o022, bufsize=0
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, data: bytes) -> None:
+        assert self._tar.stdin is not None
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self._tar.stdin.write(left) :]
+        except BrokenPipeError:
+            pass  # it gave up; its status and complaints say why
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._tar.stdin is not None
+        if kind is not None:
+            self._tar.kill()
+        self._tar.stdin.close()
+        self.status = self._tar.wait()
+
+
 def survey(tree: Path) -> tuple[int, int]:
     """Count entries and bytes below `tree`. Device nodes, pipes and sockets raise ArchiveError; set-uid bits go."""
     files = size = 0
-    for folder, folders, names in tree.walk():
-        for name in folders + names:
-            path = folder / name
-            info = path.lstat()
-            files += 1
-            if stat.S_ISREG(info.st_mode):
-                size += info.st_size
-            elif not (stat.S_ISDIR(info.st_mode) or stat.S_ISLNK(info.st_mode)):
-                raise ArchiveError(f"{path.relative_to(tree)} is a device, pipe or socket: an environment holds none")
-            if info.st_mode & (stat.S_ISUID | stat.S_ISGID) and not stat.S_ISLNK(info.st_mode):
-                path.chmod(info.st_mode & 0o777)
+    waiting = [os.fspath(tree)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                files += 1
+                if stat.S_ISDIR(info.st_mode):
+                    waiting.append(entry.path)
+                elif stat.S_ISREG(info.st_mode):
+                    size += info.st_size
+                elif not stat.S_ISLNK(info.st_mode):
+                    place = Path(entry.path).relative_to(tree)
+                    raise ArchiveError(f"{place} is a device, pipe or socket: an environment holds none")
+                if info.st_mode & (stat.S_ISUID | stat.S_ISGID):
+                    Path(entry.path).chmod(info.st_mode & 0o777)
     return files, size
 
 
@@ -217,7 +242,6 @@ def _write(out: IO[bytes], data: bytes, total: "hashlib._Hash") -> None:
     total.update(data)
 
 
-def _last_line(file: IO[bytes]) -> str:
+def _first_line(file: IO[bytes]) -> str:
     file.seek(0)
-    lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no message"
+    return (file.read(4096).decode(errors="replace").strip().splitlines() or ["no message"])[0]

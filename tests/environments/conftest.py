@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ def manifest(index: None, archives: Path, store: NodeStore) -> Manifest:
 def environment(manifest: Manifest, archives: Path, store: NodeStore) -> Iterator[Environment]:
     with store.use(manifest.digest, archives) as held:
         yield held
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
 
 
 def plant(archives: Path, name: str, files: int = 20, size: int = 1000, base: BaseSystem | None = None) -> Manifest:

@@ -1,4 +1,6 @@
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from minisandbox_ray.environments.archive import FIXED_TIME
 from minisandbox_ray.errors import BuildError, ConfigError
 from minisandbox_ray.sandbox import Sandbox
 
-from .conftest import INFLECTION
+from .conftest import INFLECTION, wait_until
 
 
 def test_the_built_environment_works_at_its_fixed_paths(environment: Environment) -> None:
@@ -171,3 +173,33 @@ def test_everything_lies_below_the_cache_root(manifest: Manifest, cache: Path) -
     assert cache_root() == cache
     assert {path.name for path in cache.iterdir()} >= {"archives", "sdists", "store", "wheels"}
     assert sys.prefix not in manifest.model_dump_json()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from minisandbox_ray.environments import EnvSpec, NodeStore, build_environment
+spec = EnvSpec(install=["touch /testbed/here && exec sleep 86399"])
+if __name__ == "__main__":
+    build_environment(spec, Path(sys.argv[1]), NodeStore(Path(sys.argv[2])))
+"""
+
+
+def test_kill_in_the_middle_of_a_build_leaves_nothing(manifest: Manifest, store: NodeStore, tmp_path: Path) -> None:
+    scratch = store.root / "scratch"
+    with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path / "archives", store.root]) as victim:
+        wait_until(lambda: victim.poll() is not None or any(scratch.glob(f"{victim.pid}-*/tree/testbed/here")))
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL, "it ended by itself"
+    sleepers = [b"sleep", b"86399", b""]
+    wait_until(lambda: not any(_command(path) == sleepers for path in Path("/proc").glob("[0-9]*")))
+    NodeStore(store.root)
+    assert not list(scratch.glob(f"{victim.pid}-*"))
+    assert not list(tmp_path.glob("archives/*"))
+
+
+def _command(process: Path) -> list[bytes]:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []

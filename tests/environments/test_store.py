@@ -4,8 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from minisandbox_ray.environments import NodeStore, describe
 from minisandbox_ray.environments import store as store_module
 from minisandbox_ray.environments.archive import unpack
 
-from .conftest import plant
+from .conftest import plant, wait_until
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -22,13 +20,6 @@ SPAWN = multiprocessing.get_context("spawn")
 @pytest.fixture
 def shelf(tmp_path: Path) -> Path:
     return tmp_path / "archives"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def _materialise_counting(root: Path, digest: str, shelf: Path, counter: Path, barrier) -> None:  # type: ignore[no-untyped-def]
