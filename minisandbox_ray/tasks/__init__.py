@@ -4,7 +4,8 @@ from minisandbox_ray.tasks.cache import GradeCache
 from minisandbox_ray.tasks.commands import Candidate, enumerate_commands
 from minisandbox_ray.tasks.cutdown import cut_down
 from minisandbox_ray.tasks.factory import FactoryConfig, PackageSpec, make_tasks
-from minisandbox_ray.tasks.grading import Grade, GradingConfig, gold_diff, grade, grade_key
+from minisandbox_ray.tasks.grading import Grade, GradingConfig, gold_diff, grade, grade_key, validate
+from minisandbox_ray.tasks.quickstart import Quickstart, QuickstartConfig, make_quickstart
 from minisandbox_ray.tasks.task import Task, load_tasks, save_tasks
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "GradeCache",
     "GradingConfig",
     "PackageSpec",
+    "Quickstart",
+    "QuickstartConfig",
     "Task",
     "cut_down",
     "enumerate_commands",
@@ -21,6 +24,8 @@ __all__ = [
     "grade",
     "grade_key",
     "load_tasks",
+    "make_quickstart",
     "make_tasks",
     "save_tasks",
+    "validate",
 ]

@@ -23,7 +23,7 @@ from minisandbox_ray.environments import (
 )
 from minisandbox_ray.errors import TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
-from minisandbox_ray.tasks.grading import GradingConfig, gold_diff, grade
+from minisandbox_ray.tasks.grading import GradingConfig, validate
 from minisandbox_ray.tasks.mutate import Mutation, mutations
 from minisandbox_ray.tasks.source import SourceText, compiles, unified_patch
 from minisandbox_ray.tasks.statement import write_statement
@@ -262,12 +262,8 @@ class _PackageFactory:
         )
 
     def _is_valid(self, task: Task) -> bool:
-        layer = self.store.derive(self.env, task.patch)
-        gold = gold_diff(task, self.env, layer)
-        return (
-            grade(task, gold, self.env, layer, self.grading).resolved
-            and not grade(task, "", self.env, layer, self.grading).resolved
-        )
+        gold, empty = validate(task, self.env, self.store.derive(self.env, task.patch), self.grading)
+        return gold.resolved and not empty.resolved
 
 
 def _cut_short(run: TestRun) -> bool:

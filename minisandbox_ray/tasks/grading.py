@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from minisandbox_ray.environments import Environment
-from minisandbox_ray.errors import Owner, SandboxError, TaskError
+from minisandbox_ray.errors import ConfigError, Owner, SandboxError, TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
 from minisandbox_ray.tasks.cutdown import cut_down
 from minisandbox_ray.tasks.task import Task
@@ -123,7 +123,12 @@ def _reason(task: Task, run: TestRun, config: GradingConfig) -> str:
 
 
 def gold_diff(task: Task, env: Environment, layer: Path | None) -> str:
-    """The diff of an agent that undoes the task's patch. Raises TaskError if the patch cannot be undone."""
+    """The diff of an agent that undoes the task's patch.
+
+    Raises TaskError if the patch cannot be undone, ConfigError if it is hidden.
+    """
+    if not task.patch:
+        raise ConfigError(f"task {task.instance_id} has no patch: its gold fix is hidden")
     with Sandbox(env.sandbox_spec(layer=layer)) as sandbox:
         result = sandbox.execute(
             ["git", "apply", "-R", "--whitespace=nowarn", "-"],
@@ -134,6 +139,16 @@ def gold_diff(task: Task, env: Environment, layer: Path | None) -> str:
             complaint = result.stderr.decode("utf-8", "replace").strip()
             raise TaskError(f"task {task.instance_id}: its patch cannot be undone: {complaint}")
         return sandbox.diff()
+
+
+def validate(
+    task: Task, env: Environment, layer: Path | None, config: GradingConfig | None = None
+) -> tuple[Grade, Grade]:
+    """(grade of the gold fix, grade of no change): a usable task is resolved by the first and not by the second.
+
+    Raises TaskError if the task's patch cannot be undone, ConfigError if it is hidden.
+    """
+    return grade(task, gold_diff(task, env, layer), env, layer, config), grade(task, "", env, layer, config)
 
 
 def grade_key(task: Task, diff: str, digest: str, config: GradingConfig) -> str:
