@@ -44,6 +44,7 @@ class Sandbox:
         self._closing = threading.Lock()
         self._closed = False
         self._session: Session | None = None
+        self._fresh: Sandbox | None = None  # while a diff is made
         self._groups = Groups(launcher.owner_key(), spec.limits)
         try:
             self._control, self._handle, self._descriptors = launcher.launch(_plan(spec, self._groups))
@@ -146,9 +147,10 @@ class Sandbox:
                 if not change:
                     return ""
                 overlays = [overlay for overlay in self.spec.overlays if overlay.target == "/testbed"]
-                with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as fresh:
-                    return diff_.make_patch(fresh, change)
+                with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as self._fresh:
+                    return diff_.make_patch(self._fresh, change)
             finally:
+                self._fresh = None
                 os.close(merged)
 
     @property
@@ -174,6 +176,8 @@ class Sandbox:
             poller = select.poll()
             poller.register(self._handle, select.POLLIN)
             poller.poll(_CLOSE_SECONDS * 1000)
+            if fresh := self._fresh:
+                fresh.close()
             with self._step:  # a step that was running has seen the end by now
                 if self._session:
                     self._session.close()

@@ -98,7 +98,7 @@ class CommandResult:
     restarted: bool
     """The shell had to be replaced: directory and exported variables are kept, the rest of its state is lost."""
     limit: LimitName | None
-    """The limit that was hit while the command ran."""
+    """The limit that was hit since the last result; `disk` while nothing is free on it."""
     cwd: str
     """The session's directory afterwards."""
     seconds: float
@@ -120,6 +120,6 @@ class ExecResult:
     truncated: bool
     """The middle of an output was cut; a marker in it says how much."""
     limit: LimitName | None
-    """The limit that was hit while it ran."""
+    """The limit that was hit since the last result; `disk` while nothing is free on it."""
     seconds: float
     """Wall time."""

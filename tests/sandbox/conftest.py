@@ -80,21 +80,33 @@ def guard(sandbox: Sandbox) -> None:
     assert not Path("/etc/minisandbox").exists()
 
 
-def processes_in(namespace: str, started_by: float) -> list[int]:
-    """The processes of a mount namespace that began before that time since boot, in seconds.
-
-    The number of a namespace that is gone is given to the next one, so that later processes tell nothing.
-    """
-    found = []
+def processes_in(namespace: str) -> set[tuple[int, int]]:
+    """The processes of a mount namespace: (pid, start time)."""
+    found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{name}/ns/mnt") == namespace:
-                ticks = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[19])
-                if ticks / os.sysconf("SC_CLK_TCK") <= started_by:
-                    found.append(int(name))
+                found.add((int(name), _start_time(int(name))))
         except OSError:
             continue
     return found
+
+
+def still_alive(processes: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of them that have not ended.
+
+    Not: who is in the namespace now. Its number is given to the next one as soon as it is gone.
+    """
+    return {(pid, start) for pid, start in processes if _start_time(pid) == start}
+
+
+def _start_time(pid: int) -> int:
+    """0 if there is no such process, or nothing but its exit status."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:

@@ -7,6 +7,7 @@ Sources: the kernel's admin-guide/cgroup-v1/{memory,pids}.rst and admin-guide/cg
 
 # ruff: noqa: PTH115
 
+import contextlib
 import os
 import re
 import signal
@@ -62,10 +63,13 @@ def remove(directory: Path, patience: float) -> bool:
             if time.monotonic() > deadline:
                 return False
         try:
-            for pid in (directory / "cgroup.procs").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+            pids = [int(pid) for pid in (directory / "cgroup.procs").read_text().split()]
         except OSError:
-            pass
+            pids = []
+        for pid in pids:
+            if pid > 1:  # 0 stands for processes of pid namespaces that are not ours
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
 
 

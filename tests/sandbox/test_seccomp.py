@@ -1,0 +1,47 @@
+"""The filter itself, for machines that the tests do not run on: interpreted as the kernel would."""
+
+import errno
+import struct
+
+import pytest
+
+from minisandbox_ray.sandbox.starter import seccomp
+
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS = {
+    "x86_64": {"read": 0, "clone": 56, "ioctl": 16, "mount": 165, "ptrace": 101, "execve": 59, "openat": 257},
+    "aarch64": {"read": 63, "clone": 220, "ioctl": 29, "mount": 40, "ptrace": 117, "execve": 221, "openat": 56},
+}
+
+
+def decide(program: bytes, architecture: int, number: int, *arguments: int) -> int:
+    """What a classic BPF program (seccomp(2)) returns for a system call."""
+    data = struct.pack("<iIQ6Q", number, architecture, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    at = accumulator = 0
+    while True:
+        code, on_true, on_false, value = struct.unpack_from("HBBI", program, 8 * at)
+        at += 1
+        if code == 0x06:
+            return value
+        if code == 0x20:
+            (accumulator,) = struct.unpack_from("<I", data, value)
+            continue
+        holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+        at += on_true if holds else on_false
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_decisions(machine: str) -> None:
+    program, numbers, own = seccomp.build_filter(machine), NUMBERS[machine], ARCHITECTURES[machine]
+    for name in ("read", "ptrace", "execve", "openat"):
+        assert decide(program, own, numbers[name]) == ALLOW
+    assert decide(program, own, numbers["mount"]) == EPERM
+    assert decide(program, own, 435) == ENOSYS  # clone3
+    assert decide(program, own, numbers["clone"], 0x11) == ALLOW
+    assert decide(program, own, numbers["clone"], 0x10000011) == EPERM  # CLONE_NEWUSER
+    assert decide(program, own, numbers["ioctl"], 0, 0x5401) == ALLOW
+    assert decide(program, own, numbers["ioctl"], 0, 0x5412) == EPERM  # TIOCSTI
+    assert decide(program, own ^ 1, numbers["read"]) == KILL
+    if machine == "x86_64":
+        assert decide(program, own, 0x40000000 | numbers["mount"]) == ENOSYS  # x32
