@@ -6,6 +6,8 @@ exactly when the step is over: the pipe turns writable. Exit code and exported v
 the directory from /proc. A shell that never opened the file (inotify) is mute and replaced; one that is gone, too.
 """
 
+# ruff: noqa: PTH115, PTH116  (pathlib would add a tenth to every step)
+
 import os
 import re
 import select
@@ -105,7 +107,7 @@ class _Shell:
                 return False
             if fields[0] == b"%d" % syscalls.READ_NUMBER:
                 try:
-                    return Path(f"/proc/{self.pid}/fd/{int(fields[1], 16)}").stat().st_ino == self.pipe_inode
+                    return os.stat(f"/proc/{self.pid}/fd/{int(fields[1], 16)}").st_ino == self.pipe_inode
                 except OSError:
                     return False
             if fields[0] != b"running" and attempt > 20:
@@ -316,7 +318,7 @@ class Session:
         assert shell.state
         try:
             exit_code = shell.state.exit_code()
-            self.cwd = str(Path(f"/proc/{shell.pid}/cwd").readlink()).removesuffix(" (deleted)")
+            self.cwd = os.readlink(f"/proc/{shell.pid}/cwd").removesuffix(" (deleted)")
             self.env = shell.state.exported() or self.env
         except (OSError, struct.error):
             return None

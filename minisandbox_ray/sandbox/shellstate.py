@@ -10,7 +10,7 @@ from pathlib import Path
 from minisandbox_ray.errors import SandboxError
 
 _SYMBOLS = (b"last_command_exit_value", b"export_env")
-_MAX_VARIABLES, _MAX_ENVIRONMENT = 4096, 1 << 20
+_USUAL_VARIABLES, _MAX_VARIABLES, _MAX_ENVIRONMENT = 64, 4096, 1 << 20
 
 
 _known: dict[tuple[int, int, int], tuple[bool, dict[bytes, int]]] = {}
@@ -70,8 +70,12 @@ class ShellState:
         (array,) = struct.unpack("Q", os.pread(self._memory, 8, self._environment))
         if not array:
             return None
-        data = os.pread(self._memory, 8 * _MAX_VARIABLES, array)
-        pointers = struct.unpack(f"{len(data) // 8}Q", data[: len(data) // 8 * 8])
+        pointers: tuple[int, ...] = ()
+        for count in (_USUAL_VARIABLES, _MAX_VARIABLES):
+            data = os.pread(self._memory, 8 * count, array)
+            pointers = struct.unpack(f"{len(data) // 8}Q", data[: len(data) // 8 * 8])
+            if 0 in pointers:
+                break
         if 0 not in pointers or pointers[0] == 0:
             return None
         pointers = pointers[: pointers.index(0)]
