@@ -9,8 +9,7 @@ import pytest
 from minisandbox_ray.environments import Environment, EnvSpec, NodeStore, Source, build_environment
 from minisandbox_ray.errors import BuildError, SandboxError
 from minisandbox_ray.sandbox import check_supported
-from minisandbox_ray.tasks import Task
-from minisandbox_ray.tasks.factory import FactoryConfig
+from minisandbox_ray.tasks import FactoryConfig, PackageSpec, Task, make_tasks
 from minisandbox_ray.tasks.source import unified_patch
 
 CALC = '''\
@@ -137,3 +136,31 @@ def bench(places: tuple[Path, NodeStore], tmp_path_factory: pytest.TempPathFacto
     )
     with store.use(manifest.digest, archives) as env:
         yield Bench(env, task, store.derive(env, task.patch), store, archives)
+
+
+FACTORY = FactoryConfig(
+    packages=[PackageSpec(name="unidiff", version="0.7.5", modules=["unidiff"], tests=["tests"])],
+    per_package=3,
+    seed=7,
+)
+
+
+@dataclass
+class Made:
+    """A first run's result, in a cache of its own."""
+
+    tasks: list[Task]
+    cache: Path
+
+
+@pytest.fixture(scope="session")
+def made(places: tuple[Path, NodeStore], tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The factory's tasks; its environment is built with the usual caches of downloads."""
+    try:
+        build_environment(FACTORY.packages[0].env_spec(FACTORY.requirements), *places)
+    except BuildError as error:
+        pytest.skip(f"no environment without a package index: {str(error).splitlines()[0]}")
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISANDBOX_CACHE", str(cache))
+        return Made(make_tasks(FACTORY, *places), cache)

@@ -1,49 +1,22 @@
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from minisandbox_ray.environments import NodeStore
-from minisandbox_ray.errors import BuildError
-from minisandbox_ray.tasks import FactoryConfig, PackageSpec, Task, make_tasks
+from minisandbox_ray.tasks import make_tasks
 from minisandbox_ray.tasks.task import dump_tasks
 
-CONFIG = FactoryConfig(
-    packages=[PackageSpec(name="unidiff", version="0.7.5", modules=["unidiff"], tests=["tests"])],
-    per_package=3,
-    seed=7,
-)
-
-
-@dataclass
-class Made:
-    """A first run's result, in a cache of its own."""
-
-    tasks: list[Task]
-    cache: Path
-
-
-@pytest.fixture(scope="module")
-def made(places: tuple[Path, NodeStore], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("cache")
-        patch.setenv("MINISANDBOX_CACHE", str(cache))
-        try:
-            tasks = make_tasks(CONFIG, *places)
-        except BuildError as error:
-            pytest.skip(f"no environment without a package index: {str(error).splitlines()[0]}")
-        yield Made(tasks, cache)
+from .conftest import FACTORY, Made
 
 
 def test_tasks_are_real(made: Made, places: tuple[Path, NodeStore]) -> None:
-    assert len(made.tasks) == CONFIG.per_package
+    assert len(made.tasks) == FACTORY.per_package
     archives, store = places
     for task in made.tasks:
         name, _, rest = task.instance_id.partition("__")
         assert name == task.repo == "unidiff"
         assert rest.startswith("0.7.5.")
-        assert 1 <= len(task.FAIL_TO_PASS) <= CONFIG.max_fail_to_pass
+        assert 1 <= len(task.FAIL_TO_PASS) <= FACTORY.max_fail_to_pass
         assert task.PASS_TO_PASS
         assert not set(task.FAIL_TO_PASS) & set(task.PASS_TO_PASS)
         with store.use(task.environment, archives) as env:
@@ -63,12 +36,15 @@ def test_the_same_seed_gives_the_same_bytes(
     made: Made, places: tuple[Path, NodeStore], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MINISANDBOX_CACHE", str(tmp_path))
-    again = make_tasks(CONFIG.model_copy(update={"workers": 1}), *places)
+    again = make_tasks(FACTORY.model_copy(update={"workers": 1}), *places)
     assert dump_tasks(again) == dump_tasks(made.tasks)
 
 
-def test_a_second_call_reads_the_cache(made: Made, places: tuple[Path, NodeStore]) -> None:
+def test_a_second_call_reads_the_cache(
+    made: Made, places: tuple[Path, NodeStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISANDBOX_CACHE", str(made.cache))
     steps: list[tuple[str, int, int]] = []
-    assert make_tasks(CONFIG, *places, lambda *step: steps.append(step)) == made.tasks
+    assert make_tasks(FACTORY, *places, lambda *step: steps.append(step)) == made.tasks
     assert steps[-1] == ("unidiff: 3 tasks, made before", 3, 3)
-    assert len(list((made.cache / "tasks").iterdir())) == 1
+    assert list((made.cache / "tasks").glob("*.partial")) == []
