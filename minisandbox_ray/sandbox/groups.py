@@ -58,6 +58,11 @@ class Groups:
     def _watch(self, name: LimitName, path: Path) -> None:
         self._events[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    def attach(self, pid: int) -> None:
+        """Put a process in, and so what it will start."""
+        for directory in self.directories:
+            (directory / "cgroup.procs").write_text(str(pid))
+
     def _counts(self) -> dict[LimitName, int]:
         found: dict[LimitName, int] = {}
         for name, descriptor in self._events.items():

@@ -1,10 +1,12 @@
 """The owning process's side of its starter: one per process, started when first needed, replaced when it died."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,33 +74,63 @@ def owner_key() -> str:
     return _get().owner
 
 
-def launch(plan: dict[str, Any]) -> tuple[socket.socket, int, dict[str, int]]:
+def launch(plan: dict[str, Any], attach: Callable[[int], None]) -> tuple[socket.socket, int, dict[str, int]]:
     """Start a sandbox. -> (control socket of its pid 1, pidfd of its pid 1, the root's descriptors)
 
-    Raises SandboxError with what failed inside.
+    `attach` is called with the pid of its first process, before that starts anything. Raises SandboxError with what
+    failed inside.
     """
     starter = _get()
     for attempt in (1, 2):
         control, theirs = wire.channel()
+        handle = -1
         try:
             with theirs:
-                wire.send(starter.socket, plan, [theirs.fileno()])
-            control.settimeout(_START_SECONDS)
-            received = wire.receive(control)
-            control.settimeout(None)
-        except OSError as error:
-            received = None
-            if isinstance(error, TimeoutError):
-                control.close()
-                raise SandboxError(
-                    f"no sandbox within {_START_SECONDS:.0f} s: the node is overloaded or hangs"
-                ) from None
-        if received is not None and "error" not in received[0]:
-            message, (handle, *descriptors) = received
-            return control, handle, dict(zip(message["descriptors"], descriptors, strict=True))
+                try:
+                    wire.send(starter.socket, plan, [theirs.fileno()])
+                except OSError:
+                    pass  # seen by the next line
+            if received := _answer(control):
+                (handle,) = received[1]
+                try:
+                    attach(pid_of(handle))
+                    wire.send(control, {})
+                except OSError:
+                    _answer(control)  # it died: raises what it says of that
+                    raise
+                if received := _answer(control):
+                    message, descriptors = received
+                    return control, handle, dict(zip(message["descriptors"], descriptors, strict=True))
+        except BaseException as error:
+            control.close()
+            if handle >= 0:
+                os.close(handle)
+            if isinstance(error, OSError):
+                raise SandboxError(f"the sandbox did not start: {error}") from None
+            raise
         control.close()
-        if received is not None:
-            raise SandboxError(f"the sandbox did not start: {received[0]['error']}")
+        if handle >= 0:
+            os.close(handle)
         if attempt == 1:  # the starter was killed
             starter = _get(dead=starter)
     raise SandboxError("the sandbox did not start: its starter process ends at once (run `python -I -S -c ''` to see)")
+
+
+def _answer(control: socket.socket) -> tuple[wire.Message, list[int]] | None:
+    """None if whoever should answer has died."""
+    control.settimeout(_START_SECONDS)
+    try:
+        received = wire.receive(control)
+    except TimeoutError:
+        raise SandboxError(f"no sandbox within {_START_SECONDS:.0f} s: the node is overloaded or hangs") from None
+    finally:
+        control.settimeout(None)
+    if received and "error" in received[0]:
+        raise SandboxError(f"the sandbox did not start: {received[0]['error']}")
+    return received
+
+
+def pid_of(handle: int) -> int:
+    """Of a pidfd; -1 if the process is gone."""
+    found = re.search(r"^Pid:\s*(-?\d+)", Path(f"/proc/self/fdinfo/{handle}").read_text(), re.MULTILINE)
+    return int(found[1]) if found else -1

@@ -47,7 +47,9 @@ class Sandbox:
         self._fresh: Sandbox | None = None  # while a diff is made
         self._groups = Groups(launcher.owner_key(), spec.limits)
         try:
-            self._control, self._handle, self._descriptors = launcher.launch(_plan(spec, self._groups))
+            self._control, self._handle, self._descriptors = launcher.launch(
+                _plan(spec, self._groups), self._groups.attach
+            )
         except BaseException:
             self._groups.close()
             raise
@@ -158,8 +160,7 @@ class Sandbox:
         """Its first process, as the host numbers it; -1 when it is gone."""
         if self._closed:
             return -1
-        found = re.search(r"^Pid:\s*(-?\d+)", Path(f"/proc/self/fdinfo/{self._handle}").read_text(), re.MULTILINE)
-        return int(found[1]) if found else -1
+        return launcher.pid_of(self._handle)
 
     @property
     def is_alive(self) -> bool:
@@ -255,7 +256,6 @@ def _plan(spec: SandboxSpec, groups: Groups) -> dict[str, Any]:
         # files count as memory, and no killing frees them: what processes need to go on must stay out of their reach
         "disk_mib": min(limits.disk_mib, max(1, limits.memory_mib * 3 // 4)),
         "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16)),
-        "cgroups": [str(directory) for directory in groups.directories],
         "rlimits": rlimits,
     }
 

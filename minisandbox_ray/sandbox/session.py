@@ -9,7 +9,6 @@ the directory from /proc. A shell that never opened the file (inotify) is mute a
 # ruff: noqa: PTH115, PTH116  (pathlib would add a tenth to every step)
 
 import os
-import re
 import select
 import signal
 import socket
@@ -18,13 +17,13 @@ import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from minisandbox_ray.errors import Owner, SandboxError
 
 from .capture import Capture
 from .drain import Master
+from .launcher import pid_of
 from .opens import OpenWatch
 from .shellstate import ShellState
 from .starter import syscalls, wire
@@ -69,10 +68,9 @@ class _Shell:
         self.channel = channel
         master, self.pipe, handle = descriptors
         try:
-            found = re.search(r"^Pid:\s*(\d+)", Path(f"/proc/self/fdinfo/{handle}").read_text(), re.MULTILINE)
+            self.pid = pid_of(handle)
         finally:
             os.close(handle)
-        self.pid = int(found[1]) if found else -1
         self.terminal = Master(master)
         self.modes = _reset_modes(master)
         self.exit_code: int | None = None

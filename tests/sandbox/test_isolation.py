@@ -297,6 +297,12 @@ def test_sandboxes_do_not_see_each_other(start: Factory) -> None:
     assert two.run("pgrep -f 'sleep 1234'").exit_code == 1
 
 
+def test_control_groups_are_out_of_sight(sandbox: Sandbox) -> None:
+    for line in sandbox.run("cat /proc/self/cgroup").output.splitlines():
+        assert "minisandbox" not in line
+    assert sandbox.run("ls -A /sys").output == ""
+
+
 def test_host_name_is_its_own(start: Factory) -> None:
     assert start(spec={"hostname": "box-7"}).run("hostname; cat /etc/hostname").output == "box-7\nbox-7\n"
 

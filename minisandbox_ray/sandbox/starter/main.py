@@ -23,7 +23,7 @@ from . import cgroups, etc, init, root, seccomp, syscalls, wire
 # its own adds net_bind_service.
 _CAPABILITIES = {0, 1, 3, 4, 5, 6, 7}
 _NET_BIND_SERVICE = 10
-_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP  # and pid, and net
+_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS  # and pid, net, cgroup
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
@@ -96,12 +96,11 @@ def _end_children() -> None:
 
 def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes) -> None:
     """In a forked child: become pid 1 of a new sandbox. Never returns."""
-    stage = "control group"
+    stage = "first process"
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for directory in plan["cgroups"]:  # before the namespaces and before the first fork, else nothing is limited
-            with open(f"{directory}/cgroup.procs", "w") as file:
-                file.write("0")
+        wire.send(control, {}, [handle := os.pidfd_open(os.getpid())])
+        os.close(handle)
         private_network = plan["network"] == "none"
         syscalls.hide_command_line("minisandbox")
         stage = "namespaces"
@@ -110,6 +109,10 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         stage = "root"
         descriptors = root.build(plan)
         stage = "network, names and limits"
+        # meanwhile the owner has put this process into its control groups, which may take as long as all this
+        if wire.receive(control) is None:
+            os._exit(1)
+        os.unshare(os.CLONE_NEWCGROUP)
         if private_network:
             _raise_loopback()
         socket.sethostname(plan["hostname"])
@@ -124,7 +127,7 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         syscalls.set_capabilities(capabilities)
         syscalls.install_seccomp_filter(seccomp_filter)
         syscalls.set_undumpable()
-        wire.send(control, {"descriptors": list(descriptors)}, [os.pidfd_open(os.getpid()), *descriptors.values()])
+        wire.send(control, {"descriptors": list(descriptors)}, list(descriptors.values()))
         _keep_only(control)
         init.Init(control, links).serve()
     except BaseException as error:
