@@ -416,8 +416,9 @@ class Pool:
             replacement = self._start_worker(worker.node, worker.capacity, attempt)
             replacement.ready = worker.ready if not worker.ready.done() else replacement.ready
         elif not worker.ready.done():
-            text = _first_line(failure) if failure else "its node is gone"
-            worker.ready.set_exception(ClusterError(f"sandbox worker on node {worker.node.address}: {text}"))
+            # Ray puts the exception that ended a start at the end of a traceback.
+            text = str(failure).strip().splitlines()[-1] if failure else "its node is gone"
+            worker.ready.set_exception(ClusterError(f"no sandbox worker starts on node {worker.node.address}: {text}"))
 
     def _keep(self) -> None:
         """The keeper thread: what must not run on the caller's thread or on Ray's callback thread."""

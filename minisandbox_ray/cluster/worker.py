@@ -86,7 +86,8 @@ class SandboxWorker:
 
     ``host(context, **options)`` makes the object. It has a ``close()`` that may be called from another thread while a
     method runs, and makes that method return or raise; ``ended`` (False where missing) tells that it needs its
-    sandbox no more. A MiniSandboxError that a method raises is returned in the Reply.
+    sandbox no more. A MiniSandboxError that a method raises is returned in the Reply. ``host.prepare()``, where there
+    is one, is called once before the worker takes leases: what it raises keeps the pool from starting.
     """
 
     def __init__(self, host: Callable[..., Any], context: HostContext) -> None:
@@ -97,6 +98,8 @@ class SandboxWorker:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         atexit.register(self.close)
+        if hasattr(host, "prepare"):
+            host.prepare()
 
     def call(self, lease_id: int, opening: Opening | None, method: str, args: tuple, kwargs: dict) -> Reply | Missing:
         """Call a method of the lease's object, which is made first where ``opening`` is given."""

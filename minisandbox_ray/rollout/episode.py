@@ -15,7 +15,7 @@ from minisandbox_ray.rollout import observations
 from minisandbox_ray.rollout.actions import Malformed, Submit, parse_action
 from minisandbox_ray.rollout.config import EpisodeConfig
 from minisandbox_ray.rollout.grades import graded_once
-from minisandbox_ray.sandbox import Sandbox
+from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Grade, Task, grade, grade_key
 
 LONGEST_DIFF_IN_INFO = 1 << 20
@@ -51,6 +51,11 @@ class Episode:
         self._layer: Path
         self._deadline = 0.0
         self._turns = 0
+
+    @staticmethod
+    def prepare() -> None:
+        """Start a sandbox, and with it this process's starter while the process is small. Raises SandboxError."""
+        Sandbox(SandboxSpec()).close()
 
     def reset(self, task: Task, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Start the task's sandbox; the observation is its problem statement. An episode is reset once.

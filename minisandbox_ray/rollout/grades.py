@@ -8,8 +8,6 @@ import ray
 
 from minisandbox_ray.tasks import Grade, GradeCache
 
-# Claims that wait each hold a thread of the actor; no more episodes than this are graded at a time.
-CONCURRENT_CLAIMS = 1000
 CLAIM_MARGIN_SECONDS = 60.0
 
 
@@ -49,7 +47,9 @@ class GradeService:
             timer.cancel()
 
 
-GradeActor: Any = ray.remote(GradeService).options(num_cpus=0, max_concurrency=CONCURRENT_CLAIMS)
+def start_grade_service(episodes: int) -> Any:
+    """The actor, for so many episodes at a time: a claim that waits for another's grading holds a thread of it."""
+    return ray.remote(GradeService).options(num_cpus=0, max_concurrency=2 * episodes + 8).remote()
 
 
 def graded_once(grades: Any, key: str, timeout: float, run: Callable[[], Grade]) -> tuple[Grade, bool]:

@@ -9,7 +9,7 @@ from minisandbox_ray.cluster import ClusterConfig, Pool
 from minisandbox_ray.environments import cache_root
 from minisandbox_ray.rollout.config import EpisodeConfig
 from minisandbox_ray.rollout.episode import Episode
-from minisandbox_ray.rollout.grades import GradeActor
+from minisandbox_ray.rollout.grades import start_grade_service
 
 
 class EpisodePool(Pool):
@@ -20,7 +20,7 @@ class EpisodePool(Pool):
 
     def __init__(self, config: ClusterConfig | None = None, archives: Path | None = None) -> None:
         super().__init__(config or ClusterConfig(), Episode, archives or cache_root() / "archives")
-        self._grades = GradeActor.remote()
+        self._grades = start_grade_service(self.capacity)
 
     def options(self, config: EpisodeConfig) -> dict[str, Any]:
         """What an episode's lease is asked for with."""

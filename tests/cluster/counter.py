@@ -1,4 +1,4 @@
-"""A small class for workers to host; stands for an episode where no sandbox is needed."""
+"""Small classes for workers to host, which stand for an episode where no sandbox is needed."""
 
 import os
 import threading
@@ -40,3 +40,18 @@ class Counter:
         if self._notes is not None:
             with self._notes.open("a") as file:
                 file.write("closed\n")
+
+
+class Unprepared:
+    """Finds out that its node cannot host it."""
+
+    @staticmethod
+    def prepare() -> None:
+        raise SandboxError("no sandbox on this machine")
+
+
+class Deadly:
+    """Takes its worker down."""
+
+    def __init__(self, context: HostContext) -> None:
+        os._exit(3)

@@ -11,7 +11,7 @@ import pytest
 from minisandbox_ray.cluster import ClusterConfig, Connection, Lease, Pool
 from minisandbox_ray.errors import ArchiveError, ClusterError, SandboxError, TaskError
 
-from .counter import Counter
+from .counter import Counter, Deadly, Unprepared
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
@@ -201,14 +201,17 @@ def test_missing_archive_is_an_archive_error(pool: Pool) -> None:
         lease.call_sync("add")
 
 
-class Unstartable:
-    def __init__(self, context: object) -> None:
-        os._exit(3)
+def test_node_that_cannot_host_is_one_line(local_cluster: Connection, tmp_path: Path) -> None:
+    with pytest.raises(
+        ClusterError, match=r"no sandbox worker starts on node .*: .*no sandbox on this machine"
+    ) as caught:
+        Pool(ClusterConfig(workers_per_node=1), Unprepared, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_object_that_takes_its_worker_down_costs_only_that_lease(local_cluster: Connection, tmp_path: Path) -> None:
     config = ClusterConfig(workers_per_node=1, sandboxes_per_worker=1)
-    with Pool(config, Unstartable, tmp_path) as pool:
+    with Pool(config, Deadly, tmp_path) as pool:
         with pytest.raises(ClusterError, match="was lost"):
             pool.acquire_sync(None).call_sync("anything")
         assert until(lambda: pool.capacity == 1)
