@@ -18,6 +18,7 @@ import ray
 
 from minisandbox_ray.cluster import watcher
 from minisandbox_ray.cluster.config import ClusterConfig
+from minisandbox_ray.cluster.lease import first_line
 from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, check_unpack_slots, default_unpack_slots, sandbox_nodes
 from minisandbox_ray.errors import ClusterError, ConfigError
 
@@ -73,7 +74,7 @@ def _join(address: str) -> Connection:
             socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise ClusterError(f"no Ray cluster at {address}: {_first_line(error)}") from error
+        raise ClusterError(f"no Ray cluster at {address}: {first_line(error)}") from error
     return Connection(ray.shutdown)
 
 
@@ -107,7 +108,7 @@ def _start_local(run_dir: Path | None) -> Connection:
     except BaseException as error:
         close()
         if isinstance(error, Exception):
-            raise ClusterError(f"Ray could not be started on this machine: {_first_line(error)}") from error
+            raise ClusterError(f"Ray could not be started on this machine: {first_line(error)}") from error
         raise
     return Connection(close)
 
@@ -155,7 +156,3 @@ def _in_lasting_thread(function: Callable[[], None], until: threading.Event) -> 
 
     threading.Thread(target=hold, name="ray-parent", daemon=True).start()
     outcome.result()
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,19 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minisandbox_ray.cluster.config import ClusterConfig
+from minisandbox_ray.cluster.lease import Lease, Worker, first_line
 from minisandbox_ray.cluster.ledger import Ledger
 from minisandbox_ray.cluster.nodes import Node, check_unpack_slots, sandbox_nodes
 from minisandbox_ray.cluster.unpack import start_unpacking
-from minisandbox_ray.cluster.worker import HostContext, Missing, Opening, Reply, WorkerActor
+from minisandbox_ray.cluster.worker import HostContext, Missing, Opening, WorkerActor
 from minisandbox_ray.errors import ClusterError
 
 START_SECONDS = 120.0
@@ -27,105 +26,6 @@ RELEASE_SECONDS = 60.0
 STOP_SECONDS = 10.0
 # A worker that cannot be started this many times in a row has a cause that another start does not cure.
 START_ATTEMPTS = 3
-
-
-@dataclass
-class _Worker:
-    worker_id: str
-    node: Node
-    capacity: int
-    actor: Any
-    attempt: int
-    ready: Future = field(default_factory=Future)
-
-    def control(self, method: str, *args: Any) -> Any:
-        """Call a method that is answered while all sandboxes are busy."""
-        return getattr(self.actor, method).options(concurrency_group="control").remote(*args)
-
-
-class Lease:
-    """The right to one sandbox slot. It opens with its first call, and ends with ``release``, with an object that says
-    that it has ended, with its worker, or with its deadline."""
-
-    def __init__(
-        self, pool: "Pool", lease_id: int, worker: _Worker, opening: Opening, *, deadline: float, wait_seconds: float
-    ) -> None:
-        self._pool = pool
-        self._worker = worker
-        self._opening = opening
-        self.lease_id = lease_id
-        self.worker_id = worker.worker_id
-        self.node = worker.node
-        self.deadline = deadline
-        """On time.monotonic's clock; the pool takes the slot back then."""
-        self.opened = False
-        self.ended: str | None = None
-        """Why the lease has ended; None while it has not."""
-        self.wait_seconds = wait_seconds
-        """How long it took to get."""
-        self.unpack_seconds = 0.0
-        """How long its first call waited for the environment."""
-
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the hosted object: one Ray call, from any event loop.
-
-        The first call of a lease waits until the node holds the environment. Raises what the method raised, and
-        ClusterError when the lease has ended or ends meanwhile.
-        """
-        try:
-            reply = await self._send(method, args, kwargs)
-            if isinstance(reply, Missing):
-                started = time.monotonic()
-                await asyncio.wrap_future(self._pool.unpack(self.node, reply))
-                self.unpack_seconds = time.monotonic() - started
-                self.opened = False
-                reply = await self._send(method, args, kwargs)
-        except RayError as error:
-            raise self._lost(error) from error
-        return self._finish(reply)
-
-    def call_sync(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """``call`` for code without an event loop."""
-        try:
-            reply = ray.get(self._send(method, args, kwargs))
-            if isinstance(reply, Missing):
-                started = time.monotonic()
-                self._pool.unpack(self.node, reply).result()
-                self.unpack_seconds = time.monotonic() - started
-                self.opened = False
-                reply = ray.get(self._send(method, args, kwargs))
-        except RayError as error:
-            raise self._lost(error) from error
-        return self._finish(reply)
-
-    def release(self) -> None:
-        """Close the hosted object and give the slot back, without waiting; a second call does nothing."""
-        self._pool.release(self)
-
-    def _send(self, method: str, args: tuple, kwargs: dict) -> Any:
-        if self.ended is not None:
-            raise ClusterError(f"lease {self.lease_id} on node {self.node.address} has ended: {self.ended}")
-        opening = None if self.opened else self._opening
-        self.opened = True
-        return self._worker.actor.call.remote(self.lease_id, opening, method, args, kwargs)
-
-    def _finish(self, reply: Reply | Missing) -> Any:
-        if isinstance(reply, Missing):
-            raise ClusterError(
-                f"node {self.node.address} evicted environment {reply.environment} before it was used: raise store_gib"
-            )
-        if reply.ended:
-            self._pool.forget(self)
-        if reply.error is not None:
-            raise reply.error
-        return reply.value
-
-    def _lost(self, error: RayError) -> Exception:
-        if isinstance(error, RayTaskError):  # a bug in the hosted class, not a failure of the cluster
-            return error
-        if isinstance(error, RayActorError):
-            self._pool.worker_lost(self._worker, error)
-        return ClusterError(f"worker {self.worker_id} on node {self.node.address} was lost: {_first_line(error)}")
 
 
 class Pool:
@@ -141,10 +41,10 @@ class Pool:
         self._context = HostContext(archives=Path(archives).absolute(), store_bytes=int(config.store_gib * (1 << 30)))
         self._ledger = Ledger()
         self._lock = threading.RLock()
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         self._leases: dict[int, Lease] = {}
         self._requests: dict[int, tuple[Future, Opening, float]] = {}
-        self._releasing: dict[int, tuple[float, _Worker]] = {}
+        self._releasing: dict[int, tuple[float, Worker]] = {}
         self._unpacking: dict[tuple[str, str], Future] = {}
         self._lease_ids = itertools.count(1)
         self._worker_ids = itertools.count(1)
@@ -333,7 +233,7 @@ class Pool:
                 del self._unpacking[key]
             failure = task.exception()
             if failure is not None:
-                text = f"unpacking {missing.environment} on node {node.address} failed: {_first_line(failure)}"
+                text = f"unpacking {missing.environment} on node {node.address} failed: {first_line(failure)}"
                 unpacked.set_exception(ClusterError(text))
             elif task.result() is not None:
                 unpacked.set_exception(task.result())
@@ -345,14 +245,14 @@ class Pool:
 
     # -- workers
 
-    def _start_worker(self, node: Node, capacity: int, attempt: int = 1) -> _Worker:
+    def _start_worker(self, node: Node, capacity: int, attempt: int = 1) -> Worker:
         # The name tells nodes and their workers apart in messages and in Ray's own tools.
         worker_id = f"{node.address}/{node.node_id[:6]}/{next(self._worker_ids)}"
         actor = WorkerActor.options(
             max_concurrency=capacity,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
         ).remote(self._host, self._context)
-        worker = _Worker(worker_id, node, capacity, actor, attempt)
+        worker = Worker(worker_id, node, capacity, actor, attempt)
         with self._lock:
             self._starting += 1
         # Callbacks run on a thread of Ray's that must not call Ray: they leave the work to the keeper.
@@ -360,7 +260,7 @@ class Pool:
         ping.add_done_callback(lambda ping: self._jobs.put(lambda: self._started(worker, ping)))
         return worker
 
-    def _started(self, worker: _Worker, ping: Future) -> None:
+    def _started(self, worker: Worker, ping: Future) -> None:
         with self._lock:
             self._starting -= 1
             failure = ping.exception()
@@ -376,7 +276,7 @@ class Pool:
             worker.ready.set_result(None)
         self._grant()
 
-    def _watch(self, worker: _Worker) -> None:
+    def _watch(self, worker: Worker) -> None:
         def done(watch: Future) -> None:
             failure = watch.exception()
             if failure is not None:
@@ -386,9 +286,9 @@ class Pool:
 
         worker.control("watch").future().add_done_callback(done)
 
-    def worker_lost(self, worker: _Worker, reason: BaseException | str | None) -> None:
+    def worker_lost(self, worker: Worker, reason: BaseException | str | None) -> None:
         """Take a worker that died (or answers no more) out, with its leases, and start another in its place."""
-        text = reason if isinstance(reason, str) else _first_line(reason) if reason else "it stopped"
+        text = reason if isinstance(reason, str) else first_line(reason) if reason else "it stopped"
         with self._lock:
             if self._workers.pop(worker.worker_id, None) is None or self._closed:
                 return
@@ -401,14 +301,14 @@ class Pool:
             self._starting += 1  # the one to come: who waits goes on waiting
         self._jobs.put(lambda: self._restart(worker))
 
-    def _restart(self, worker: _Worker) -> None:
+    def _restart(self, worker: Worker) -> None:
         ray.kill(worker.actor)
         self._replace(worker, None)
         with self._lock:
             self._starting -= 1
         self._grant()
 
-    def _replace(self, worker: _Worker, failure: BaseException | None) -> None:
+    def _replace(self, worker: Worker, failure: BaseException | None) -> None:
         """Start a worker like this one, unless its node is gone or it failed to start too often."""
         attempt = 1 if failure is None else worker.attempt + 1
         alive = any(node.node_id == worker.node.node_id for node in sandbox_nodes())
@@ -460,7 +360,3 @@ class Pool:
             for worker in workers:
                 ray.kill(worker.actor)
         self._keeper.join(timeout=STOP_SECONDS)
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

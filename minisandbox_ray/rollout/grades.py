@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from minisandbox_ray.tasks import Grade, GradeCache
 
@@ -53,8 +54,13 @@ def start_grade_service(episodes: int) -> Any:
 
 
 def graded_once(grades: Any, key: str, timeout: float, run: Callable[[], Grade]) -> tuple[Grade, bool]:
-    """(grade, whether it was there already) from the actor ``grades``; ``run`` makes one within about ``timeout`` s."""
-    grade = ray.get(grades.claim.remote(key, timeout + CLAIM_MARGIN_SECONDS))
+    """(grade, whether it was there already) from the actor ``grades``; ``run`` makes one within about ``timeout`` s.
+
+    Without the actor (it was lost with its node) every diff is graded."""
+    try:
+        grade = ray.get(grades.claim.remote(key, timeout + CLAIM_MARGIN_SECONDS))
+    except RayActorError:
+        return run(), False
     if grade is not None:
         return grade, True
     try:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 
+from minisandbox_ray.cluster import ClusterConfig
 from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.errors import ArchiveError, ConfigError, TaskError
 from minisandbox_ray.rollout import EpisodeConfig, EpisodePool, SandboxEnv, validate_tasks
@@ -193,6 +195,14 @@ def test_equal_diffs_are_graded_once(pool: EpisodePool, task: Task) -> None:
     after = pool.grade_counts()
     assert (after["hits"] - before["hits"], after["misses"] - before["misses"]) == (11, 1)
     assert until(lambda: used(pool) == 0)
+
+
+def test_lost_grade_service_costs_only_its_memory(pool: EpisodePool, cache: Path, task: Task) -> None:
+    config = ClusterConfig(workers_per_node=1, sandboxes_per_worker=1)
+    with EpisodePool(config, cache / "archives") as own, SandboxEnv(own) as env:
+        env.reset(task)
+        ray.kill(own._grades)
+        assert env.step(SUBMIT)[4]["graded"]["reward"] == 0.0
 
 
 def test_cold_environment_is_unpacked_once_for_all(pool: EpisodePool, task: Task, store: NodeStore) -> None:
