@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable, Iterator
 from io import FileIO
 from typing import Any
 
@@ -19,8 +20,18 @@ _KILL_SECONDS = 10.0
 _GONE = "the sandbox is gone (closed, or its first process was killed)"
 
 
+OnOutput = Callable[[int, bytes], object]
+"""Called with 1 (stdout) or 2 (stderr) and what was printed there, as it comes."""
+
+
 def run(
-    control: socket.socket, request: dict[str, Any], stdin: bytes, timeout: float, max_output: int
+    control: socket.socket,
+    request: dict[str, Any],
+    *,
+    stdin: bytes | int,
+    timeout: float,
+    max_output: int,
+    on_output: OnOutput | None = None,
 ) -> dict[str, Any]:
     """Have pid 1 run the request's argv; -> the fields of ExecResult but `limit`. Raises SandboxError if it is gone."""
     began = time.monotonic()
@@ -38,7 +49,7 @@ def run(
                 os.close(descriptor)
         for descriptor in (in_writer, *outputs):
             os.set_blocking(descriptor, False)
-        exit_code, timed_out = _talk(channel, feed, stdin, outputs, began + timeout)
+        exit_code, timed_out = _talk(channel, feed, stdin, outputs, deadline=began + timeout, on_output=on_output)
     stdout, stderr = outputs.values()
     return {
         "stdout": stdout.data(),
@@ -51,15 +62,35 @@ def run(
 
 
 def _talk(
-    channel: socket.socket, feed: FileIO, data: bytes, outputs: dict[int, Capture], deadline: float
+    channel: socket.socket,
+    feed: FileIO,
+    stdin: bytes | int,
+    outputs: dict[int, Capture],
+    *,
+    deadline: float,
+    on_output: OnOutput | None,
 ) -> tuple[int, bool]:
     """Feed and read until the program's end; -> (exit code, whether the deadline (monotonic) ended it)"""
+    numbers = dict(zip(outputs, (1, 2), strict=True))
+
+    def emit(descriptor: int, data: bytes) -> None:
+        outputs[descriptor].add(data)
+        if on_output:
+            on_output(numbers[descriptor], data)
+
+    def take(descriptor: int, times: int) -> bool:
+        for data in _read(descriptor, times):
+            if not data:
+                return False
+            emit(descriptor, data)
+        return True
+
     poller = select.poll()
     for descriptor in (channel.fileno(), *outputs):
         poller.register(descriptor, select.POLLIN)
-    stdin = feed.fileno()
-    poller.register(stdin, select.POLLOUT)
-    view, timed_out = memoryview(data), False
+    target, source = feed.fileno(), stdin if isinstance(stdin, int) else -1
+    view, timed_out = memoryview(b"" if isinstance(stdin, int) else stdin), False
+    poller.register(*((source, select.POLLIN) if source >= 0 else (target, select.POLLOUT)))
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -69,13 +100,24 @@ def _talk(
             _kill(channel)
             continue
         for descriptor, event in poller.poll(left * 1000):
-            if descriptor == stdin:
-                view = _write(stdin, view)
-                if not view or event & select.POLLERR:
-                    poller.unregister(stdin)
+            if descriptor == source:
+                poller.unregister(source)
+                view = memoryview(os.read(source, 1 << 16))
+                if view:
+                    poller.register(target, select.POLLOUT)
+                else:
+                    feed.close()
+            elif descriptor == target:
+                view = _write(target, view)
+                if view and not event & select.POLLERR:
+                    continue
+                poller.unregister(target)
+                if source >= 0 and not event & select.POLLERR:
+                    poller.register(source, select.POLLIN)
+                else:
                     feed.close()
             elif descriptor in outputs:
-                if not _read(descriptor, outputs[descriptor], times=1):
+                if not take(descriptor, times=1):
                     poller.unregister(descriptor)
             else:
                 received = wire.receive(channel)
@@ -83,11 +125,11 @@ def _talk(
                     raise SandboxError(_GONE)
                 message, _ = received
                 if "error" in message:
-                    outputs[max(outputs)].add(message["error"].encode("utf-8", "surrogateescape") + b"\n")
+                    emit(list(outputs)[1], message["error"].encode("utf-8", "surrogateescape") + b"\n")
                     return 126, timed_out
                 if "exit" in message:
-                    for output, capture in outputs.items():  # what it printed is in the pipes by now
-                        _read(output, capture, times=1024)
+                    for output in outputs:  # what it printed is in the pipes by now
+                        take(output, times=1024)
                     code = message["exit"]
                     return (128 - code if code < 0 else code), timed_out
 
@@ -109,14 +151,13 @@ def _write(stdin: int, view: memoryview) -> memoryview:
         return view[:0]
 
 
-def _read(descriptor: int, capture: Capture, times: int) -> bool:
-    """Read what is there; -> False at its end."""
+def _read(descriptor: int, times: int) -> Iterator[bytes]:
+    """What is there, in pieces; an empty one at its end."""
     for _ in range(times):
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
-            return True
+            return
+        yield data
         if not data:
-            return False
-        capture.add(data)
-    return True
+            return

@@ -82,23 +82,28 @@ class Sandbox:
         self,
         argv: list[str],
         *,
-        stdin: bytes = b"",
+        stdin: bytes | int = b"",
         timeout: float = 60,
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         max_output: int = 10 << 20,
+        on_output: program.OnOutput | None = None,
     ) -> ExecResult:
         """Run one program without a shell, session or terminal.
 
-        `timeout` in seconds, then its process group is killed. `max_output` in bytes, of each stream; more is cut in
-        the middle. `env` is added to the sandbox's. What it leaves in the background lives on.
+        `stdin` is its input, or a descriptor that is read to its end meanwhile. `timeout` in seconds, then its process
+        group is killed. `max_output` in bytes, of each stream; more is cut in the middle. `env` is added to the
+        sandbox's. `on_output` is called with 1 (stdout) or 2 (stderr) and each piece of output as it comes. What it
+        leaves in the background lives on.
         """
         if not argv:
             raise ValueError("argv is empty")
         with self._step:
             self._check_open()
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
-            result = program.run(self._control, request, stdin, timeout, max_output)
+            result = program.run(
+                self._control, request, stdin=stdin, timeout=timeout, max_output=max_output, on_output=on_output
+            )
             return ExecResult(**result, limit=self._limit())
 
     def open_terminal(

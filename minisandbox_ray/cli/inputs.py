@@ -1,0 +1,71 @@
+"""What the verbs take: task files, EnvSpec files, training configurations."""
+
+import difflib
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from minisandbox_ray.environments import EnvSpec, Manifest, NodeStore, build_environment, cache_root
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks import Task, load_tasks
+from minisandbox_ray.tasks.quickstart import make_quickstart
+
+
+def archives_and_store() -> tuple[Path, NodeStore]:
+    """This machine's archives and node store, in the cache directory."""
+    return cache_root() / "archives", NodeStore(cache_root() / "store")
+
+
+def read_spec(path: Path) -> EnvSpec:
+    """An EnvSpec from a YAML file. Raises ConfigError, one line."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return EnvSpec.model_validate(content)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigError(f"{path} is not an EnvSpec: {field}: {first['msg']}") from error
+
+
+def build_spec(spec: EnvSpec) -> Manifest:
+    """Build the environment unless its archive exists, with a spinner on stderr."""
+    archives, store = archives_and_store()
+    with Console(stderr=True).status("building the environment"):
+        return build_environment(spec, archives, store)
+
+
+def read_tasks(name: str) -> list[Task]:
+    """Tasks from a JSON lines file, or those of a training configuration (YAML), which are made where they are not."""
+    path = Path(name)
+    if path.suffix not in {".yaml", ".yml"}:
+        return load_tasks(path)
+    from minisandbox_ray.config import load_config
+    from minisandbox_ray.telemetry.progress import task_progress
+
+    source = load_config([f"config={path}"]).tasks
+    if isinstance(source, Path):
+        return load_tasks(source)
+    archives, store = archives_and_store()
+    with task_progress() as report:
+        return make_quickstart(source, archives, store, report).tasks
+
+
+def find_task(name: str) -> Task:
+    """A task by ``FILE.jsonl:INSTANCE_ID``, or by its instance id among those that were made on this machine."""
+    file, colon, instance_id = name.rpartition(":")
+    files = [Path(file)] if colon else sorted((cache_root() / "tasks").glob("*.jsonl"))
+    known: list[str] = []
+    for path in files:
+        for task in load_tasks(path):
+            if task.instance_id == instance_id:
+                return task
+            known.append(task.instance_id)
+    near = difflib.get_close_matches(instance_id, known, n=3, cutoff=0.3)
+    hint = f"; near it: {', '.join(near)}" if near else "; make the quickstart's with `make train`"
+    raise ConfigError(f"no task {instance_id} in {file if colon else cache_root() / 'tasks'}{hint}")

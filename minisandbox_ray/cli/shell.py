@@ -1,0 +1,110 @@
+"""Open a terminal in a sandbox, or run one command in it."""
+
+import argparse
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+
+from minisandbox_ray.cli.inputs import archives_and_store, build_spec, find_task, read_spec
+from minisandbox_ray.sandbox import Sandbox, SandboxSpec, Terminal, check_supported
+
+_CHUNK = 65536
+_LONGEST_COMMAND = 24 * 3600  # seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A task's sandbox, an environment's, or (neither) one with the host's programs alone."""
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--task", metavar="TASK", help="instance id of a task made before, or TASKS.jsonl:ID")
+    place.add_argument("--env", metavar="SPEC", type=Path, help="YAML file with the fields of EnvSpec")
+    parser.add_argument("-c", dest="command", metavar="COMMAND", help="run this in bash and exit with its status")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The exit status of the command, or of the terminal's bash."""
+    check_supported()
+    with _sandbox(arguments) as sandbox:
+        if arguments.command is None:
+            argv = ["bash", "--norc", "-i"]
+            print(f"in the sandbox at {sandbox.spec.cwd}; exit or Ctrl-D leaves and removes it", file=sys.stderr)
+        else:
+            argv = ["bash", "-c", arguments.command]
+        if arguments.command is not None and not sys.stdin.isatty():
+            return _execute(sandbox, argv)
+        size = shutil.get_terminal_size()
+        return attach(sandbox.open_terminal(argv, rows=size.lines, columns=size.columns, env={"PS1": r"sandbox:\w\$ "}))
+
+
+@contextlib.contextmanager
+def _sandbox(arguments: argparse.Namespace) -> Iterator[Sandbox]:
+    archives, store = archives_and_store()
+    if arguments.task:
+        task = find_task(arguments.task)
+        with store.use(task.environment, archives) as environment:
+            layer = store.derive(environment, task.patch)
+            with Sandbox(environment.sandbox_spec(layer=layer)) as sandbox:
+                yield sandbox
+    elif arguments.env:
+        manifest = build_spec(read_spec(arguments.env))
+        with store.use(manifest.digest, archives) as environment, Sandbox(environment.sandbox_spec()) as sandbox:
+            yield sandbox
+    else:
+        with Sandbox(SandboxSpec()) as sandbox:
+            yield sandbox
+
+
+def _execute(sandbox: Sandbox, argv: list[str]) -> int:
+    """Like ``ssh host command``: this process's streams are the command's, through pipes."""
+    streams = {1: sys.stdout.fileno(), 2: sys.stderr.fileno()}
+
+    def relay(number: int, data: bytes) -> None:
+        while data:
+            data = data[os.write(streams[number], data) :]
+
+    source = sys.stdin.fileno() if sys.stdin else b""
+    return sandbox.execute(argv, stdin=source, timeout=_LONGEST_COMMAND, max_output=0, on_output=relay).exit_code
+
+
+def attach(terminal: Terminal) -> int:
+    """Relay between this process's terminal and the sandbox's until its program ends; -> its exit status."""
+    source, is_tty = sys.stdin.fileno(), sys.stdin.isatty()
+    before = termios.tcgetattr(source) if is_tty else None
+
+    def resize(*_: object) -> None:
+        size = shutil.get_terminal_size()
+        terminal.resize(size.lines, size.columns)
+
+    old = signal.signal(signal.SIGWINCH, resize)
+    try:
+        if is_tty:
+            tty.setraw(source)
+        poller = select.poll()
+        poller.register(terminal.descriptor, select.POLLIN)
+        poller.register(source, select.POLLIN)
+        while True:
+            for descriptor, _ in poller.poll():
+                try:
+                    data = os.read(descriptor, _CHUNK)
+                except OSError:  # EIO: the last program on the terminal has ended
+                    data = b""
+                if descriptor == terminal.descriptor:
+                    if not data:
+                        return terminal.wait()
+                    os.write(sys.stdout.fileno(), data)
+                elif data:
+                    os.write(terminal.descriptor, data)
+                else:
+                    poller.unregister(source)
+                    os.write(terminal.descriptor, b"\x04")
+    finally:
+        signal.signal(signal.SIGWINCH, old)
+        if before is not None:
+            termios.tcsetattr(source, termios.TCSADRAIN, before)
+        terminal.close()

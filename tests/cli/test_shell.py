@@ -1,0 +1,60 @@
+"""A sandbox in the hand, as a person starts it: in a process of its own."""
+
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes need root for now")
+
+SHELL = [sys.executable, "-m", "minisandbox_ray", "shell"]
+
+
+def run(*arguments: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    kwargs = {"stdin": subprocess.DEVNULL, **kwargs}
+    return subprocess.run([*SHELL, *arguments], capture_output=True, text=True, timeout=60, check=False, **kwargs)  # type: ignore[call-overload, no-any-return]
+
+
+def test_command_runs_inside_and_its_status_and_streams_are_ours() -> None:
+    done = run("-c", "cat /etc/minisandbox; pwd; echo oops >&2; exit 7", env={**os.environ, "PLANTED": "SECRET-1"})
+    assert (done.returncode, done.stdout, done.stderr) == (7, "private root\n/testbed\n", "oops\n")
+    assert "SECRET-1" not in run("-c", "env", env={**os.environ, "PLANTED": "SECRET-1"}).stdout
+
+
+def test_input_is_relayed_and_an_open_input_does_not_hold_the_command() -> None:
+    lines = "".join(f"{i}\n" for i in range(50_000))
+    assert run("-c", "wc -l", stdin=None, input=lines).stdout.strip() == "50000"
+    reader, writer = os.pipe()
+    try:
+        assert run("-c", "echo done", stdin=reader).stdout == "done\n"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_terminal_is_interactive_and_ends_with_the_shells_status() -> None:
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(SHELL[0], SHELL)
+    seen = b""
+    deadline = time.monotonic() + 60
+    for wanted, typed in ((b"sandbox:/testbed", b"tty; echo $((40 + 2))\r"), (b"42", b"exit 3\r")):
+        while wanted not in seen and time.monotonic() < deadline:
+            seen += os.read(master, 4096)
+        assert wanted in seen, seen
+        os.write(master, typed)
+    _, status = os.waitpid(pid, 0)
+    os.close(master)
+    assert os.waitstatus_to_exitcode(status) == 3
+    assert b"/dev/pts/" in seen
+
+
+def test_bad_input_is_one_line_and_status_2() -> None:
+    for arguments in (["--task", "no-such-task", "-c", "ls"], ["--env", "/no/such/file.yaml", "-c", "ls"]):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert "Traceback" not in done.stderr
