@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import OrderedDict
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Grade, Task, grade, grade_key
 
 LONGEST_DIFF_IN_INFO = 1 << 20
+PATCHES_KEPT = 2048
 # A sandbox that is killed loses its terminal a little before its last process is gone.
 DEATH_SECONDS = 2.0
 
@@ -26,6 +28,19 @@ Step = tuple[str, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info; as in gymnasium."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Recent(OrderedDict[str, str]):
+    """The last PATCHES_KEPT entries."""
+
+    def __setitem__(self, key: str, value: str) -> None:
+        super().__setitem__(key, value)
+        while len(self) > PATCHES_KEPT:
+            self.popitem(last=False)
+
+
+# Of this worker's episodes: the lower layers of a task never change, and samples of a group often edit alike.
+_patches = _Recent()
 
 
 class Episode:
@@ -156,7 +171,7 @@ class Episode:
         started = time.perf_counter()
         sandbox = self._open_sandbox()
         try:
-            diff = sandbox.diff()
+            diff = sandbox.diff(_patches)
         except SandboxError as error:
             raise self._blamed(sandbox, error) from error
         sandbox.close()
@@ -188,7 +203,7 @@ class Episode:
         deadline = time.monotonic() + DEATH_SECONDS
         while sandbox.is_alive and time.monotonic() < deadline:
             time.sleep(0.02)
-        if not self._closed and (sandbox.is_alive or sandbox._limit() is not None):
+        if not self._closed and (sandbox.is_alive or sandbox.limit_hit() is not None):
             error.owner = "agent"
         return error
 

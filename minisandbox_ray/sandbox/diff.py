@@ -7,6 +7,7 @@ sandbox, where `git diff` prints the patch: no index, attribute, hook or configu
 
 # ruff: noqa: PTH123, PTH208
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from .spec import ExecResult
 from .starter import syscalls
 
 MAX_CONTENT, MAX_PATCH = 128 << 20, 256 << 20  # bytes
+_MEMO_CONTENT = 1 << 20  # bytes
 _MAX_PATH = 4000  # bytes; git cannot check out longer ones either
 _SECONDS = 300.0
 _RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
@@ -158,6 +160,21 @@ class Fresh(Protocol):
     def execute(self, argv: list[str], *, stdin: bytes, timeout: float, max_output: int) -> ExecResult: ...
 
     def write_file(self, path: str, data: bytes) -> None: ...
+
+
+def memo_key(lower: list[str], change: Change) -> str | None:
+    """A name (sha256) of the change of these lower layers, equal only for equal ones; None for a large change."""
+    total = hashlib.sha256(repr((lower, sorted(change.removed))).encode())
+    budget = _MEMO_CONTENT
+    try:
+        for path in sorted(change.upper_files | change.merged_files):
+            found = _read(change.upper if path in change.upper_files else change.merged, path, budget)
+            mode, data = found or (b"", b"")
+            budget -= len(data)
+            total.update(repr((path, mode, len(data))).encode() + data)
+    except DiffTooLargeError:
+        return None
+    return total.hexdigest()
 
 
 def make_patch(fresh: Fresh, change: Change) -> str:

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -72,7 +73,7 @@ class Sandbox:
                 timed_out=step.timed_out,
                 truncated=step.capture.truncated,
                 restarted=step.restarted,
-                limit=self._limit(),
+                limit=self.limit_hit(),
                 cwd=step.cwd,
                 seconds=step.seconds,
                 output_bytes=step.capture.total,
@@ -104,7 +105,7 @@ class Sandbox:
             result = program.run(
                 self._control, request, stdin=stdin, timeout=timeout, max_output=max_output, on_output=on_output
             )
-            return ExecResult(**result, limit=self._limit())
+            return ExecResult(**result, limit=self.limit_hit())
 
     def open_terminal(
         self,
@@ -137,12 +138,14 @@ class Sandbox:
             self._check_open()
             files.write(self._root, self._absolute(path), data, mode)
 
-    def diff(self) -> str:
+    def diff(self, memo: MutableMapping[str, str] | None = None) -> str:
         """The change of /testbed since the start as a git patch against the commit that the lower layer holds.
 
         Made from the overlay's upper layer in a fresh sandbox: no git program reads what was written in this one. New
         files that the pristine repository ignores are left out, and so is everything in a directory named .git. Bytes
-        that are not UTF-8 are surrogate escapes. Raises DiffTooLargeError; SandboxError if /testbed is no repository.
+        that are not UTF-8 are surrogate escapes. `memo` keeps patches by the content of the change, so that an equal
+        one costs no git (small changes only); share one only among sandboxes whose lower directories never change.
+        Raises DiffTooLargeError; SandboxError if /testbed is no repository.
         """
         with self._step:
             self._check_open()
@@ -154,8 +157,16 @@ class Sandbox:
                 if not change:
                     return ""
                 overlays = [overlay for overlay in self.spec.overlays if overlay.target == "/testbed"]
+                key = None
+                if memo is not None:
+                    key = diff_.memo_key([str(path) for overlay in overlays for path in overlay.lower], change)
+                    if key is not None and key in memo:
+                        return memo[key]
                 with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as self._fresh:
-                    return diff_.make_patch(self._fresh, change)
+                    patch = diff_.make_patch(self._fresh, change)
+                if memo is not None and key is not None and len(patch) <= _LONGEST_MEMO:
+                    memo[key] = patch
+                return patch
             finally:
                 self._fresh = None
                 os.close(merged)
@@ -230,7 +241,8 @@ class Sandbox:
             raise SandboxError(f"no {request['op']} in this sandbox: {reason}")
         return channel, received[1]
 
-    def _limit(self) -> LimitName | None:
+    def limit_hit(self) -> LimitName | None:
+        """A limit that was hit since the last call or result, or a disk that is full now."""
         hits = self._groups.new_hits()
         if hits:
             return hits[0]

@@ -216,3 +216,15 @@ def test_too_large(start: Factory, project: Path) -> None:
     with pytest.raises(SandboxError, match="more than 128 MiB") as error:
         sandbox.diff()
     assert error.value.owner == "agent"
+
+
+def test_an_equal_change_is_taken_from_the_memo_and_another_is_not(start: Factory, project: Path) -> None:
+    memo: dict[str, str] = {}
+    patches = []
+    for text in ("one", "one", "two"):
+        sandbox = start(lower=project)
+        sandbox.run(f"echo {text} >> docs/page.md")
+        patches.append(sandbox.diff(memo))
+        assert patches[-1] == sandbox.diff()
+    assert patches[0] == patches[1] != patches[2]
+    assert len(memo) == 2
