@@ -22,6 +22,7 @@ from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, San
 from .starter import paths, wire
 from .terminal import Terminal
 
+_LONGEST_MEMO = 1 << 15  # characters
 _DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
 _SPAWN_SECONDS, _CLOSE_SECONDS = 60.0, 30.0
 _SHARED_MEMORY_MIB = 64
