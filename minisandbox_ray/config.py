@@ -45,7 +45,7 @@ class PolicyConfig(BaseModel):
     """Transformer layers."""
     width: int = Field(default=128, ge=8, multiple_of=8)
     """Size of the hidden state."""
-    words: int = Field(default=80, ge=1)
+    words: int = Field(default=40, ge=1)
     """Words of the problem statements that the tokenizer knows; all other text is one ``<unk>`` per gap."""
 
 

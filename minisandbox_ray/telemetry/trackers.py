@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from minisandbox_ray.errors import ConfigError
+
 Metrics = Mapping[str, Any]
+
+# Where W&B's client looks for a login when WANDB_BASE_URL names no server (wandb 0.31 added the second).
+WANDB_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
 
 
 class Tracker(Protocol):
@@ -75,16 +80,16 @@ class WandbTracker:
     def __init__(self, run_dir: Path, project: str, name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
-        mode: Any = None if "WANDB_MODE" in os.environ or _has_wandb_key() else "offline"
-        self._run = wandb.init(
-            project=project,
-            name=name,
-            dir=run_dir,
-            mode=mode,
-            config=dict(config),
-            # The console belongs to our own line per step; W&B would copy and announce it.
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        mode: Any = os.environ.get("WANDB_MODE") or (None if _has_wandb_key() else "offline")
+        # The console belongs to our own line per step; W&B would copy and announce it.
+        settings = wandb.Settings(console="off", silent=True)
+        try:
+            self._run = wandb.init(
+                project=project, name=name, dir=run_dir, mode=mode, config=dict(config), settings=settings
+            )
+        except wandb.errors.Error as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ConfigError(f"W&B cannot be used: {reason}; WANDB_MODE=offline records without it") from error
         offline = self._run.settings.mode in ("offline", "dryrun")
         self.hint = f"W&B recorded offline; upload with: wandb sync {self._run.settings.sync_dir}" if offline else ""
 
@@ -98,12 +103,13 @@ class WandbTracker:
 def _has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    path = os.environ.get("NETRC") or "~/.netrc"
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    hosts = [urlsplit(os.environ["WANDB_BASE_URL"]).netloc] if "WANDB_BASE_URL" in os.environ else WANDB_HOSTS
     try:
-        return netrc.netrc(Path(path).expanduser()).authenticators(host) is not None
+        known = netrc.netrc(path).hosts
     except (OSError, netrc.NetrcParseError):
         return False
+    return any(host in known for host in hosts)
 
 
 def _clock(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """A training run with SkyRL from start to end: tasks, policy, cluster, training, report."""
 
 import importlib.util
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -163,8 +164,15 @@ def _check_gpu_software() -> None:
 
 def _log_to(path: Path) -> None:
     """SkyRL's log goes to a file: the terminal shows one line per step."""
+    import skyrl.utils.log  # noqa: F401 (adds the terminal handler that is taken out here)
     from loguru import logger
+    from transformers.utils.logging import disable_progress_bar
 
     os.environ["TQDM_DISABLE"] = "1"
+    disable_progress_bar()
     logger.remove()
     logger.add(path, level="INFO")
+    # Python's own logging goes there too; SkyRL's workers would otherwise set it up to write to the terminal.
+    logging.basicConfig(filename=path, level=logging.INFO)
+    for handler in list(logging.getLogger("skyrl").handlers):
+        logging.getLogger("skyrl").removeHandler(handler)

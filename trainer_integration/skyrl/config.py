@@ -70,7 +70,7 @@ def skyrl_config(config: TrainConfig, run_dir: Path) -> SkyRLTrainConfig:
         raise ConfigError("set exactly one of policy (a model from scratch) and skyrl.trainer.policy.model.path")
     model = model or str(run_dir / "policy")
     values = {
-        **(CPU if config.backend == "cpu" else {}),
+        **(CPU | _whole_batches(given) if config.backend == "cpu" else {}),
         "trainer.ckpt_interval": -1,
         "trainer.epochs": given.get("trainer.max_training_steps", 1),  # an epoch has at least one step
         "trainer.print_example_interval": 0,
@@ -98,6 +98,19 @@ def skyrl_config(config: TrainConfig, run_dir: Path) -> SkyRLTrainConfig:
         reason = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise ConfigError(f"SkyRL refuses the configuration: {' '.join(str(reason).split())}") from error
     return result
+
+
+def _whole_batches(given: dict[str, Any]) -> dict[str, Any]:
+    """One optimiser step and one forward pass per batch, unless the user says otherwise."""
+    tasks = given.get("trainer.train_batch_size", SkyRLTrainConfig().trainer.train_batch_size)
+    mini = given.get("trainer.policy_mini_batch_size", tasks)
+    samples = given.get("generator.n_samples_per_prompt", SkyRLTrainConfig().generator.n_samples_per_prompt)
+    return {
+        "trainer.policy_mini_batch_size": mini,
+        "trainer.critic_mini_batch_size": mini,
+        "trainer.micro_forward_batch_size_per_gpu": mini * samples,
+        "trainer.micro_train_batch_size_per_gpu": mini * samples,
+    }
 
 
 def _flatten(schema: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -103,6 +103,9 @@ def build_policy(
             bos_token_id=None,
         )
     )
+    with torch.no_grad():
+        # Nearly equal chances for all tokens at first, so that exploration reaches every command of every task.
+        model.lm_head.weight *= 0.3
     tokenizer.save_pretrained(path)
     model.save_pretrained(path)
     _check_round_trip(path, commands)

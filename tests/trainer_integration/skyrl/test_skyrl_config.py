@@ -1,0 +1,78 @@
+"""SkyRL's own keys: checked as strictly as ours, and by SkyRL."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.config import load_config
+from minisandbox_ray.errors import ConfigError
+from trainer_integration.skyrl.config import skyrl_config
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def _config(*overrides: str, name: str = "quickstart"):
+    return skyrl_config(load_config([f"config={CONFIGS / name}.yaml", *overrides]), Path("/run"))
+
+
+def test_what_follows_from_our_keys():
+    cfg = _config("seed=5", "episode.max_turns=3", "name=mine")
+    assert (cfg.trainer.seed, cfg.generator.max_turns, cfg.trainer.run_name) == (5, 3, "mine")
+    assert cfg.trainer.policy.model.path == "/run/policy"
+    assert cfg.trainer.epochs >= cfg.trainer.max_training_steps
+    assert (
+        cfg.trainer.micro_train_batch_size_per_gpu == cfg.trainer.train_batch_size * cfg.generator.n_samples_per_prompt
+    )
+
+
+def test_a_smaller_batch_is_one_key():
+    assert _config("skyrl.trainer.train_batch_size=4").trainer.policy_mini_batch_size == 4
+
+
+def test_ppo_is_one_key():
+    cfg = _config("skyrl.trainer.algorithm.advantage_estimator=gae")
+    assert cfg.trainer.critic.model.path == cfg.trainer.policy.model.path
+
+
+def test_the_gpu_configuration_passes_skyrls_own_validation(monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    cfg = _config("skyrl.trainer.policy.model.path=/models/mine", name="gpu_grpo")
+    assert cfg.trainer.strategy == "fsdp"
+    assert cfg.trainer.placement.colocate_all
+    assert cfg.generator.inference_engine.backend == "vllm"
+    assert cfg.trainer.ref.model.path == "/models/mine"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "trainer.algorithm.entropy_coef=1",
+            "unknown key .*; did you mean skyrl.trainer.algorithm.entropy_loss_coef.?",
+        ),
+        ("algorithm.gamma=1", "unknown key skyrl.algorithm; did you mean skyrl.trainer.algorithm.?"),
+        ("trainer.policy.optimizer_config.lr=abc", "bad value for skyrl.trainer.policy.optimizer_config.lr: .*'abc'"),
+        ("trainer.policy=3", "bad value for skyrl.trainer.policy: .*"),
+        ("trainer.seed=1", "skyrl.trainer.seed follows from seed: set that"),
+        ("trainer.logger=wandb", "skyrl.trainer.logger follows from tracking: set that"),
+        ("generator.batched=true", "skyrl.generator.batched is not supported here"),
+        ("trainer.fully_async.enabled=true", "skyrl.trainer.fully_async.enabled is not supported here"),
+        ("generator.sampling_params.top_p=0.9", "skyrl.generator.sampling_params.top_p .*backend=cpu.*"),
+        ("trainer.policy_mini_batch_size=32", "SkyRL refuses the configuration: .*policy_mini_batch_size.*"),
+        (
+            "trainer.algorithm.advantage_estimator=x",
+            "SkyRL refuses the configuration: invalid advantage_estimator: x.*",
+        ),
+        ("trainer.policy.model.path=x", "set exactly one of policy .* and skyrl.trainer.policy.model.path"),
+    ],
+)
+def test_mistakes(override, message):
+    with pytest.raises(ConfigError) as error:
+        _config(f"skyrl.{override}")
+    assert re.fullmatch(message, str(error.value)), str(error.value)
+
+
+def test_a_policy_is_needed():
+    with pytest.raises(ConfigError, match="set exactly one of policy"):
+        _config("policy=null")

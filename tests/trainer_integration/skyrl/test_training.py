@@ -1,0 +1,79 @@
+"""SkyRL's own trainer, end to end in this process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def _last(curve: list[float]) -> float:
+    return sum(curve[-3:]) / 3
+
+
+def test_the_reward_rises_and_sampler_and_trainer_agree(skyrl_cfg, train):
+    recorder, _ = train(skyrl_cfg(**{"trainer.max_training_steps": 40}))
+    curve = recorder.curve()
+    assert sum(curve[:2]) / 2 <= 0.35
+    assert _last(curve) >= 0.7
+    assert max(recorder.curve("policy/rollout_train_logprobs_abs_diff_max")) < 1e-4
+
+
+def test_a_constant_reward_leaves_the_policy_at_chance(skyrl_cfg, train):
+    recorder, _ = train(skyrl_cfg(**{"trainer.max_training_steps": 30}), constant_reward=1.0)
+    assert set(recorder.curve()) == {1.0}
+    assert _last(recorder.curve("environment/resolved_mean")) <= 0.25
+
+
+def test_one_seed_gives_one_curve_and_another_seed_another(skyrl_cfg, train):
+    curves = [
+        train(skyrl_cfg(**{"trainer.max_training_steps": 8, "trainer.seed": seed}), turns=2)[0].curve(
+            "policy/policy_entropy"
+        )
+        for seed in (0, 0, 1)
+    ]
+    assert curves[0] == pytest.approx(curves[1], abs=1e-5)
+    assert curves[0] != pytest.approx(curves[2], abs=1e-5)
+
+
+def test_ppo_with_a_critic_by_one_key(skyrl_cfg, train, policy: Path):
+    recorder, experiment = train(
+        skyrl_cfg(
+            **{
+                "trainer.algorithm.advantage_estimator": "gae",
+                "trainer.critic.model.path": str(policy),
+                "trainer.algorithm.use_kl_in_reward": True,
+                "trainer.max_training_steps": 4,
+            }
+        ),
+        turns=2,
+    )
+    assert experiment.trainer.ref_model is not None
+    losses = recorder.curve("critic/critic_loss")
+    assert len(losses) == 4
+    assert all(loss >= 0 for loss in losses)
+
+
+def test_three_turns(skyrl_cfg, train):
+    recorder, _ = train(skyrl_cfg(**{"trainer.max_training_steps": 3}), turns=3)
+    assert set(recorder.curve("environment/turns_mean")) == {3.0}
+    assert set(recorder.curve("generate/avg_assistant_tokens")) == {3.0}
+    assert max(recorder.curve("policy/rollout_train_logprobs_abs_diff_max")) < 1e-4
+
+
+def test_failed_episodes_are_counted_and_leave_the_others_as_they_are(skyrl_cfg, train, tasks):
+    tasks[1].fails = 3
+    recorder, _ = train(skyrl_cfg(**{"trainer.max_training_steps": 2}))
+    assert recorder.curve("environment/failures") == [3, 0]
+    assert recorder.curve("environment/failures_sandbox") == [3, 0]
+    assert recorder.curve("generate/batch_num_seq") == [32, 32]
+
+
+def test_a_checkpoint_resumes_and_the_policy_is_exported(skyrl_cfg, train, tmp_path: Path):
+    half = {"trainer.max_training_steps": 2, "trainer.ckpt_interval": 1, "trainer.hf_save_interval": 100}
+    train(skyrl_cfg(**half))
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "global_step_2" / "policy")
+    started = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert not torch.equal(exported.lm_head.weight, started.lm_head.weight)
+    recorder, _ = train(skyrl_cfg(**{**half, "trainer.max_training_steps": 3, "trainer.resume_mode": "latest"}))
+    assert recorder.curve("trainer/global_step") == [3]
