@@ -98,7 +98,7 @@ def test_every_key_is_documented():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([QUICKSTART, "sed=1"], "error: unknown key sed; did you mean seed.?"),
+        ([QUICKSTART, "sed=1"], "error: unknown key sed; did you mean seed?"),
         (
             [QUICKSTART, "skyrl.trainer.epoch=1"],
             "error: unknown key skyrl.trainer.epoch; did you mean skyrl.trainer.epochs?",
@@ -106,13 +106,12 @@ def test_every_key_is_documented():
         ([], "error: usage: python -m minisandbox_ray.train config=FILE.yaml [key=value ...]"),
     ],
 )
-def test_the_program_says_one_line_and_exits_with_status_2(tmp_path, arguments, message):
+def test_the_program_says_one_line_and_exits_with_status_2(arguments, message):
     if any("skyrl." in argument for argument in arguments):
         pytest.importorskip("skyrl", reason="SkyRL is not installed")
+    before = set((ROOT / "runs").glob("*"))
     result = subprocess.run(
-        [sys.executable, "-m", "minisandbox_ray.train", *arguments, f"run_dir={tmp_path / 'run'}"][
-            : len(arguments) + 4
-        ],
+        [sys.executable, "-m", "minisandbox_ray.train", *arguments],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -121,6 +120,7 @@ def test_the_program_says_one_line_and_exits_with_status_2(tmp_path, arguments, 
     assert result.returncode == 2
     assert result.stderr.strip() == message
     assert result.stdout == ""
+    assert set((ROOT / "runs").glob("*")) == before, "nothing is written"
 
 
 def test_without_gpus_backend_gpu_says_what_is_missing_and_how_to_install_it():

@@ -40,12 +40,13 @@ def run(config: TrainConfig) -> None:
     _check_installed()
     if config.backend == "gpu":
         _check_gpu_software()
-    _log_to(run_dir / "logs" / "train.log")
+    _quieten()
     from trainer_integration.skyrl import seams
     from trainer_integration.skyrl.config import skyrl_config
 
     seams.check_version()
     skyrl = skyrl_config(config, run_dir)
+    _log_to(run_dir / "logs" / "train.log")
     tasks, commands = _tasks(config)
     _check_tasks(tasks, skyrl)
     if config.policy:
@@ -162,8 +163,8 @@ def _check_gpu_software() -> None:
         )
 
 
-def _log_to(path: Path) -> None:
-    """SkyRL's log goes to a file: the terminal shows one line per step."""
+def _quieten() -> None:
+    """Keep the terminal for one line per step."""
     import skyrl.utils.log  # noqa: F401 (adds the terminal handler that is taken out here)
     from loguru import logger
     from transformers.utils.logging import disable_progress_bar
@@ -171,8 +172,13 @@ def _log_to(path: Path) -> None:
     os.environ["TQDM_DISABLE"] = "1"
     disable_progress_bar()
     logger.remove()
+    logging.getLogger("skyrl").handlers.clear()
+
+
+def _log_to(path: Path) -> None:
+    """What SkyRL and Python's logging have to say goes to a file."""
+    from loguru import logger
+
     logger.add(path, level="INFO")
-    # Python's own logging goes there too; SkyRL's workers would otherwise set it up to write to the terminal.
+    # SkyRL's workers would otherwise set Python's logging up to write to the terminal.
     logging.basicConfig(filename=path, level=logging.INFO)
-    for handler in list(logging.getLogger("skyrl").handlers):
-        logging.getLogger("skyrl").removeHandler(handler)
