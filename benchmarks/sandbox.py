@@ -26,7 +26,14 @@ from minisandbox_ray.sandbox import Sandbox
 
 SPEC = EnvSpec(
     python="3.12",
-    packages=["numpy==2.2.6", "pandas==2.2.3", "sympy==1.13.3", "requests==2.32.3", "pytest==8.3.5"],
+    packages=[
+        "numpy==2.2.6",
+        "pandas==2.2.3",
+        "matplotlib==3.10.3",
+        "sympy==1.13.3",
+        "requests==2.32.3",
+        "pytest==8.3.5",
+    ],
 )
 
 

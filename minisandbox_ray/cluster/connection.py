@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -67,12 +67,22 @@ def connect(config: ClusterConfig, run_dir: Path | None = None) -> Connection:
     return connection
 
 
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM: Ray's aborts the process before Python can clean up."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread() and callable(handler):
+        signal.signal(signal.SIGTERM, handler)
+
+
 def _join(address: str) -> Connection:
     host, _, port = address.rpartition(":")
     try:
         if port.isdigit() and "://" not in address:  # Ray itself tries for minutes
             socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        with _own_sigterm():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(f"no Ray cluster at {address}: {first_line(error)}") from error
     return Connection(ray.shutdown)
@@ -104,7 +114,8 @@ def _start_local(run_dir: Path | None) -> Connection:
         )
 
     try:
-        _in_lasting_thread(init, until=started)
+        with _own_sigterm():
+            _in_lasting_thread(init, until=started)
     except BaseException as error:
         close()
         if isinstance(error, Exception):

@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-import os
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -15,7 +15,7 @@ from minisandbox_ray.config import TrainConfig
 from minisandbox_ray.environments import NodeStore, cache_root
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import EpisodePool, SandboxEnv
-from minisandbox_ray.tasks import Task, load_tasks
+from minisandbox_ray.tasks import Task, load_tasks, save_tasks
 from minisandbox_ray.tasks.quickstart import QuickstartConfig, make_quickstart
 from minisandbox_ray.telemetry import (
     ConsoleTracker,
@@ -27,6 +27,7 @@ from minisandbox_ray.telemetry import (
     write_report,
 )
 from minisandbox_ray.telemetry.progress import task_progress
+from minisandbox_ray.telemetry.temporary import temporary_files_in
 
 GPU_MODULES = ("vllm", "vllm_router", "flash_attn")
 
@@ -36,8 +37,13 @@ def run(config: TrainConfig) -> None:
 
     Raises MiniSandboxError; ConfigError before anything is built or started.
     """
-    run_dir = (config.run_dir or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     _check_installed()
+    run_dir = _run_dir(config)
+    with temporary_files_in(run_dir / "tmp"):
+        _run(config, run_dir)
+
+
+def _run(config: TrainConfig, run_dir: Path) -> None:
     if config.backend == "gpu":
         _check_gpu_software()
     _quieten()
@@ -45,10 +51,15 @@ def run(config: TrainConfig) -> None:
     from trainer_integration.skyrl.config import skyrl_config
 
     seams.check_version()
-    skyrl = skyrl_config(config, run_dir)
-    _log_to(run_dir / "logs" / "train.log")
+    skyrl_config(config, run_dir)  # before the tasks are made, which may take minutes
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if config.run_dir is None:
+        _link_latest(run_dir)
+    _log_to(run_dir)
     tasks, commands = _tasks(config)
+    skyrl = skyrl_config(config, run_dir, task_count=len(tasks))
     _check_tasks(tasks, skyrl)
+    save_tasks(tasks, run_dir / "tasks.jsonl")
     if config.policy:
         from trainer_integration.skyrl.policy import build_policy
 
@@ -75,6 +86,22 @@ def run(config: TrainConfig) -> None:
         print(tracker.hint)
 
 
+def _run_dir(config: TrainConfig) -> Path:
+    """Where the run will be written. Raises ConfigError if a run is there already."""
+    run_dir = config.run_dir or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    run_dir = run_dir.expanduser().absolute()
+    if (run_dir / "metrics.jsonl").exists():
+        raise ConfigError(f"run_dir {run_dir} holds a run already: choose another, or remove it")
+    return run_dir
+
+
+def _link_latest(run_dir: Path) -> None:
+    """``runs/latest`` is the last run that chose no directory of its own."""
+    latest = run_dir.parent / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(run_dir.name)
+
+
 def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool, tracker: Tracker) -> None:
     from trainer_integration.skyrl import seams
     from trainer_integration.skyrl.experiment import CPUExperiment, GPUExperiment, Inputs
@@ -86,14 +113,14 @@ def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool
         make_env=lambda: SandboxEnv(pool, episode),
         tracker=tracker,
         constant_reward=config.debug.constant_reward,
+        after_setup=lambda: _log_to(Path(skyrl.trainer.log_path).parent),
     )
-    with seams.quiet_driver():
-        if config.backend == "gpu":
-            seams.check_gpus(skyrl)
-            GPUExperiment(skyrl, inputs).run()
-        else:
-            with seams.in_process():
-                CPUExperiment(skyrl, inputs).run()
+    if config.backend == "gpu":
+        seams.check_gpus(skyrl)
+        GPUExperiment(skyrl, inputs).run()
+    else:
+        with seams.in_process():
+            CPUExperiment(skyrl, inputs).run()
 
 
 def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
@@ -169,16 +196,19 @@ def _quieten() -> None:
     from loguru import logger
     from transformers.utils.logging import disable_progress_bar
 
-    os.environ["TQDM_DISABLE"] = "1"
     disable_progress_bar()
     logger.remove()
     logging.getLogger("skyrl").handlers.clear()
+    warnings.filterwarnings("ignore", message=".*set_vital.*")  # torchdata with a newer PyTorch
 
 
-def _log_to(path: Path) -> None:
+def _log_to(run_dir: Path) -> None:
     """What SkyRL and Python's logging have to say goes to a file."""
     from loguru import logger
 
+    path = run_dir / "logs" / "train.log"
+    path.parent.mkdir(exist_ok=True)
+    logger.remove()
     logger.add(path, level="INFO")
     # SkyRL's workers would otherwise set Python's logging up to write to the terminal.
     logging.basicConfig(filename=path, level=logging.INFO)

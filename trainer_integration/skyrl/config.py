@@ -55,9 +55,14 @@ CPU: dict[str, Any] = {
 }
 
 
-def skyrl_config(config: TrainConfig, run_dir: Path) -> SkyRLTrainConfig:
-    """SkyRL's configuration, validated by SkyRL as well. Raises ConfigError: one line that names the key."""
+def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = None) -> SkyRLTrainConfig:
+    """SkyRL's configuration, validated by SkyRL as well. Raises ConfigError: one line that names the key.
+
+    A policy from scratch trains on all tasks in each step, unless the user says otherwise.
+    """
     given = _flatten(SkyRLTrainConfig, config.skyrl, "")
+    if task_count and config.policy:
+        given.setdefault("trainer.train_batch_size", task_count)
     for key in given:
         if key in SET_BY_OURS:
             raise ConfigError(f"skyrl.{key} follows from {SET_BY_OURS[key]}: set that")

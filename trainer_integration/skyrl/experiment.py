@@ -24,6 +24,8 @@ class Inputs:
     make_env: Callable[[], EpisodeEnv]
     tracker: Tracker
     constant_reward: float | None = None
+    after_setup: Callable[[], object] = lambda: None
+    """Called when SkyRL's trainer is made: its constructor sends the log to the terminal again."""
 
 
 class TaskDataset:
@@ -102,6 +104,11 @@ class _Episodes(BasePPOExp):
 
     def get_tracker(self) -> Any:
         return SkyRLTracker(self._inputs.tracker)
+
+    def _setup_trainer(self) -> Any:
+        trainer = super()._setup_trainer()
+        self._inputs.after_setup()
+        return trainer
 
 
 class CPUExperiment(_Episodes, LocalExperiment):

@@ -5,7 +5,6 @@ as plain objects in the driver, so training needs no GPU, real or pretended, and
 ``tests/trainer_integration/skyrl/test_seams_contract.py`` says what changed when another version breaks this.
 """
 
-import functools
 import time
 import warnings
 from collections import Counter
@@ -17,8 +16,6 @@ from typing import Any
 from unittest import mock
 
 import ray
-import skyrl.backends.skyrl_train.workers.worker as worker_module
-import skyrl.train.trainer as trainer_module
 import torch
 import torch.distributed as dist
 from skyrl.backends.skyrl_train.distributed.dispatch import MeshRank, WorkerOutput
@@ -59,17 +56,6 @@ def check_gpus(cfg: Any) -> None:
             f"backend=gpu: skyrl.trainer.placement asks for {needed} GPUs and the Ray cluster has {found}: connect to "
             "one with cluster.address, change the placement, or set backend=cpu"
         )
-
-
-@contextmanager
-def quiet_driver() -> Iterator[None]:
-    """Keep SkyRL's progress bar and log handler out of the driver's terminal, where our line per step goes."""
-    with ExitStack() as stack:
-        for module in (trainer_module, worker_module):
-            stack.enter_context(mock.patch.object(module, "configure_ray_worker_logging"))
-        quiet_bar = functools.partial(trainer_module.tqdm, disable=True)
-        stack.enter_context(mock.patch.object(trainer_module, "tqdm", quiet_bar))
-        yield
 
 
 @contextmanager

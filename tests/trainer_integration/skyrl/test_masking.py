@@ -25,7 +25,7 @@ def _step(skyrl_cfg, tasks, groups: list[list[dict]], **overrides):
     }
     cfg = skyrl_cfg(**size, **overrides)
     prompts = [[{"role": "user", "content": task.problem_statement}] for task in tasks]
-    with seams.quiet_driver(), seams.in_process():
+    with seams.in_process():
         experiment = CPUExperiment(cfg, Inputs(tasks, prompts, None, None))
         trainer = experiment._setup_trainer()
         prompt = experiment.tokenizer.apply_chat_template(prompts[0], add_generation_prompt=True, return_dict=False)

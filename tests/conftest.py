@@ -1,0 +1,19 @@
+"""One place for the temporary files of a test session, those of killed subprocesses included; it goes at the end."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+_DIRECTORY = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Short: Ray's sockets lie below it, and their paths must fit sockaddr_un.
+    config.stash[_DIRECTORY] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="mst-")
+    tempfile.tempdir = None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_DIRECTORY], ignore_errors=True)
