@@ -59,7 +59,7 @@ def test_the_gpu_configuration_passes_skyrls_own_validation(monkeypatch):
         ("generator.batched=true", "skyrl.generator.batched is not supported here"),
         ("trainer.fully_async.enabled=true", "skyrl.trainer.fully_async.enabled is not supported here"),
         ("generator.sampling_params.top_p=0.9", "skyrl.generator.sampling_params.top_p .*backend=cpu.*"),
-        ("trainer.policy_mini_batch_size=32", "SkyRL refuses the configuration: .*policy_mini_batch_size.*"),
+        ("trainer.max_ckpts_to_keep=0", "SkyRL refuses the configuration: .*max_ckpts_to_keep.*"),
         (
             "trainer.algorithm.advantage_estimator=x",
             "SkyRL refuses the configuration: invalid advantage_estimator: x.*",
