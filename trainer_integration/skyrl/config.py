@@ -11,6 +11,7 @@ from skyrl.train.utils import validate_cfg
 
 from minisandbox_ray.config import TrainConfig, suggestion
 from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks.quickstart import QuickstartConfig
 
 # SkyRL's keys that another key of ours sets.
 SET_BY_OURS = {
@@ -58,11 +59,12 @@ CPU: dict[str, Any] = {
 def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = None) -> SkyRLTrainConfig:
     """SkyRL's configuration, validated by SkyRL as well. Raises ConfigError: one line that names the key.
 
-    A policy from scratch trains on all tasks in each step, unless the user says otherwise.
+    A policy from scratch trains on all tasks in each step, unless the user says otherwise; ``task_count`` (default: as
+    many as are asked for) is how many there are.
     """
     given = _flatten(SkyRLTrainConfig, config.skyrl, "")
-    if task_count and config.policy:
-        given.setdefault("trainer.train_batch_size", task_count)
+    if config.policy and isinstance(config.tasks, QuickstartConfig):
+        given.setdefault("trainer.train_batch_size", task_count or config.tasks.tasks)
     for key in given:
         if key in SET_BY_OURS:
             raise ConfigError(f"skyrl.{key} follows from {SET_BY_OURS[key]}: set that")
