@@ -5,6 +5,7 @@ as plain objects in the driver, so training needs no GPU, real or pretended, and
 ``tests/trainer_integration/skyrl/test_seams_contract.py`` says what changed when another version breaks this.
 """
 
+import os
 import time
 import warnings
 from collections import Counter
@@ -66,6 +67,9 @@ def in_process() -> Iterator[None]:
         for registry in (AdvantageEstimatorRegistry, PolicyLossRegistry):
             # Else each look-up of a loss would start and ask a named actor on the user's cluster.
             stack.enter_context(mock.patch.object(registry, "sync_with_actor"))
+        stack.enter_context(mock.patch.dict(os.environ))  # the workers leave their rank there
+        for name in [name for name in os.environ if name.startswith("RAY_EXPERIMENTAL_NOSET_")]:
+            del os.environ[name]  # set in a Ray job; SkyRL's workers then ask for the number of their GPU
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".*CUDA is not available.*")  # torch.autocast(device_type="cuda")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 from importlib import metadata
 
 import pytest
@@ -102,3 +103,11 @@ def test_another_version_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.5.0")
     with pytest.raises(ConfigError, match=r"skyrl 0\.5\.0 is installed.*written for skyrl 0\.4\.0.*pip install"):
         seams.check_version()
+
+
+def test_a_ray_jobs_device_settings_do_not_reach_the_workers(monkeypatch):
+    name = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # what `ray job submit` sets for its entry point
+    monkeypatch.setenv(name, "1")
+    with seams.in_process():
+        assert name not in os.environ
+    assert os.environ[name] == "1"
