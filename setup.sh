@@ -40,6 +40,6 @@ fi
 stamp=.venv/installed-$extra
 if [ "$(cat "$stamp" 2>/dev/null)" != "$(sha256sum pyproject.toml)" ]; then
     echo "setup: installing minisandbox-ray[$extra] into .venv (PyTorch is the bulk: up to 5 GB on the disk, some minutes)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$extra]"
+    .venv/bin/python -m pip install -qq --disable-pip-version-check --editable ".[$extra]"
     sha256sum pyproject.toml >"$stamp"
 fi
