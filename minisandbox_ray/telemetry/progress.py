@@ -1,5 +1,6 @@
-"""A progress bar on stderr that is gone when the work is done."""
+"""A progress bar on stderr that is gone when the work is done; lines where stderr is no terminal."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,10 @@ from rich.progress import Progress
 @contextmanager
 def task_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yields what ``make_quickstart`` reports to: what was just done, how many so far, how many in all."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, done, total: print(f"making tasks: {done}/{total} | {what}", file=sys.stderr, flush=True)
+        return
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("making tasks", total=None)
         yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)

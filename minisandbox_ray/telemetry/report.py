@@ -40,8 +40,12 @@ def write_report(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def final_line(rows: list[dict[str, Any]]) -> str:
-    """First and last rewards, steps, episodes, cached grades, failures and minutes, in one line."""
+    """First and last rewards, steps, episodes, cached grades, failures and minutes, in one line.
+
+    Where the rewards are not what the grader said (``debug.constant_reward``), the share of episodes resolved as well.
+    """
     rewards = [row["reward/avg_raw_reward"] for row in rows]
+    resolved = [row.get("environment/resolved_mean", reward) for row, reward in zip(rows, rewards, strict=True)]
     episodes = sum(row.get("environment/episodes", 0) for row in rows)
     cached = sum(row.get("environment/grade_cache_hits", 0) for row in rows)
     failed = sum(row.get("environment/failures", 0) for row in rows)
@@ -50,6 +54,7 @@ def final_line(rows: list[dict[str, Any]]) -> str:
         f"mean reward {_mean(rewards[:2]):.3f} (first 2 steps) -> {_mean(rewards[-5:]):.3f} (last 5 steps) in "
         f"{len(rows)} steps, {episodes:.0f} episodes ({cached:.0f} grades from cache, {failed:.0f} failed), "
         f"{minutes:.1f} min"
+        + (f"; resolved {_mean(resolved[:2]):.3f} -> {_mean(resolved[-5:]):.3f}" if resolved != rewards else "")
     )
 
 

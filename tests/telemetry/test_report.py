@@ -24,7 +24,12 @@ def _rows(rewards: list[float]) -> list[dict]:
 def test_the_final_line_tells_first_and_last_rewards():
     line = final_line(_rows([0.0, 0.1, 0.5, 0.8, 0.9, 1.0, 1.0, 1.0]))
     assert line.startswith("mean reward 0.050 (first 2 steps) -> 0.940 (last 5 steps) in 8 steps, 80 episodes ")
-    assert "(32 grades from cache, 8 failed), 0.8 min" in line
+    assert line.endswith("(32 grades from cache, 8 failed), 0.8 min")
+
+
+def test_the_final_line_tells_what_was_resolved_where_the_reward_does_not():
+    rows = [{**row, "reward/avg_raw_reward": 0.5} for row in _rows([0.0, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0])]
+    assert final_line(rows).endswith("; resolved 0.050 -> 0.020")
 
 
 def test_the_report_is_a_picture(tmp_path: Path):
