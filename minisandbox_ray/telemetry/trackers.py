@@ -97,7 +97,10 @@ class WandbTracker:
         self._run.log(dict(metrics), step=step)
 
     def finish(self) -> None:
+        import wandb
+
         self._run.finish()
+        wandb.teardown()  # waits for W&B's service process, which writes the end of the file after `finish`
 
 
 def _has_wandb_key() -> bool:
