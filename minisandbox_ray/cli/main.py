@@ -7,10 +7,10 @@ import argparse
 import sys
 
 from minisandbox_ray import __version__
-from minisandbox_ray.cli import build, doctor, shell, validate
+from minisandbox_ray.cli import build, cache, doctor, shell, validate
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 
-VERBS = {"shell": shell, "build": build, "validate": validate, "doctor": doctor}
+VERBS = {"shell": shell, "build": build, "validate": validate, "cache": cache, "doctor": doctor}
 
 
 def main(argv: list[str] | None = None) -> int:

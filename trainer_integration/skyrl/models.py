@@ -26,7 +26,7 @@ class CausalLM(nn.Module):
         self.model = load_causal_lm(path)
         self.model.config.use_cache = False
 
-    def forward(  # noqa: PLR0917 (SkyRL's order)
+    def forward(
         self,
         sequences: Tensor,
         num_actions: int,

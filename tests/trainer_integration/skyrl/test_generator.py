@@ -70,9 +70,7 @@ def _generate(skyrl_cfg, tokenizer, client, tasks, make_env, *, samples=4, max_t
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_tokens_masks_and_logprobs_are_aligned_over_turns(  # noqa: PLR0917
-    skyrl_cfg, tokenizer, client, tasks, table_env, seed
-):
+def test_tokens_masks_and_logprobs_are_aligned_over_turns(skyrl_cfg, tokenizer, client, tasks, table_env, seed):
     choice = random.Random(seed)
     max_tokens = choice.randint(1, 4)
     output = _generate(
