@@ -85,8 +85,9 @@ def processes_in(namespace: str) -> set[tuple[int, int]]:
     found = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if os.readlink(f"/proc/{name}/ns/mnt") == namespace:
-                found.add((int(name), _start_time(int(name))))
+            start = _start_time(int(name))
+            if start and os.readlink(f"/proc/{name}/ns/mnt") == namespace:
+                found.add((int(name), start))
         except OSError:
             continue
     return found
