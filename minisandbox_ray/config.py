@@ -54,7 +54,7 @@ class DebugConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    constant_reward: float | None = None
+    constant_reward: float | None = Field(default=None, allow_inf_nan=False)
     """Reward of every episode, whatever it did; the policy must then learn nothing. ``environment/resolved_mean`` still
     tells how many were resolved."""
 

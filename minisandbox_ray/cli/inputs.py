@@ -9,7 +9,7 @@ from rich.console import Console
 
 from minisandbox_ray.environments import EnvSpec, Manifest, NodeStore, build_environment, cache_root
 from minisandbox_ray.errors import ConfigError
-from minisandbox_ray.tasks import Task, load_tasks
+from minisandbox_ray.tasks import Task, load_tasks, require_environments
 from minisandbox_ray.tasks.quickstart import make_quickstart
 
 
@@ -25,7 +25,7 @@ def read_spec(path: Path) -> EnvSpec:
         return EnvSpec.model_validate(content)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -64,6 +64,7 @@ def find_task(name: str) -> Task:
     for path in files:
         for task in load_tasks(path):
             if task.instance_id == instance_id:
+                require_environments([task])
                 return task
             known.append(task.instance_id)
     near = difflib.get_close_matches(instance_id, known, n=3, cutoff=0.3)

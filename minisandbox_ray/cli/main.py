@@ -4,6 +4,7 @@ Exit status: the verb's own; 2 for bad input, 1 for a failure of ours (both one 
 """
 
 import argparse
+import os
 import sys
 
 from minisandbox_ray import __version__
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     except MiniSandboxError as error:
         print(f"minisandbox_ray {arguments.verb}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:  # who read our output has gone, as in `… | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print(f"minisandbox_ray {arguments.verb}: interrupted", file=sys.stderr)
         return 130

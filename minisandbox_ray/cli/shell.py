@@ -33,11 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     with _sandbox(arguments) as sandbox:
         if arguments.command is None:
             argv = ["bash", "--norc", "-i"]
-            print(f"in the sandbox at {sandbox.spec.cwd}; exit or Ctrl-D leaves and removes it", file=sys.stderr)
         else:
             argv = ["bash", "-c", arguments.command]
-        if arguments.command is not None and not sys.stdin.isatty():
-            return _execute(sandbox, argv)
+        if sys.stdin is None or not sys.stdin.isatty():
+            return _execute(sandbox, argv if arguments.command is not None else ["bash"])
+        if arguments.command is None:
+            print(f"in the sandbox at {sandbox.spec.cwd}; exit or Ctrl-D leaves and removes it", file=sys.stderr)
         size = shutil.get_terminal_size()
         return attach(sandbox.open_terminal(argv, rows=size.lines, columns=size.columns, env={"PS1": r"sandbox:\w\$ "}))
 
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _sandbox(arguments: argparse.Namespace) -> Iterator[Sandbox]:
     archives, store = archives_and_store()
-    if arguments.task:
+    if arguments.task is not None:
         task = find_task(arguments.task)
         with store.use(task.environment, archives) as environment:
             layer = store.derive(environment, task.patch)
@@ -74,37 +75,41 @@ def _execute(sandbox: Sandbox, argv: list[str]) -> int:
 
 def attach(terminal: Terminal) -> int:
     """Relay between this process's terminal and the sandbox's until its program ends; -> its exit status."""
-    source, is_tty = sys.stdin.fileno(), sys.stdin.isatty()
-    before = termios.tcgetattr(source) if is_tty else None
+    source = sys.stdin.fileno()
+    before = termios.tcgetattr(source)
 
     def resize(*_: object) -> None:
         size = shutil.get_terminal_size()
         terminal.resize(size.lines, size.columns)
 
-    old = signal.signal(signal.SIGWINCH, resize)
+    def terminate(*_: object) -> None:
+        raise SystemExit(143)
+
+    old = {number: signal.signal(number, terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
+    old[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, resize)
     try:
-        if is_tty:
-            tty.setraw(source)
+        tty.setraw(source)
         poller = select.poll()
-        poller.register(terminal.descriptor, select.POLLIN)
-        poller.register(source, select.POLLIN)
+        for descriptor in (terminal.descriptor, terminal.ended, source):
+            poller.register(descriptor, select.POLLIN)
         while True:
-            for descriptor, _ in poller.poll():
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            # What it printed comes before its end; jobs that it left behind may hold the terminal for ever.
+            if terminal.descriptor in ready:
                 try:
-                    data = os.read(descriptor, _CHUNK)
+                    data = os.read(terminal.descriptor, _CHUNK)
                 except OSError:  # EIO: the last program on the terminal has ended
-                    data = b""
-                if descriptor == terminal.descriptor:
-                    if not data:
-                        return terminal.wait()
-                    os.write(sys.stdout.fileno(), data)
-                elif data:
-                    os.write(terminal.descriptor, data)
-                else:
-                    poller.unregister(source)
-                    os.write(terminal.descriptor, b"\x04")
+                    return terminal.wait()
+                os.write(sys.stdout.fileno(), data)
+            elif terminal.ended in ready:
+                return terminal.wait()
+            if source in ready:
+                data = os.read(source, _CHUNK)
+                if not data:  # this process's terminal was hung up
+                    return 129
+                os.write(terminal.descriptor, data)
     finally:
-        signal.signal(signal.SIGWINCH, old)
-        if before is not None:
-            termios.tcsetattr(source, termios.TCSADRAIN, before)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        termios.tcsetattr(source, termios.TCSADRAIN, before)
         terminal.close()

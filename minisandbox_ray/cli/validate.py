@@ -7,6 +7,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from minisandbox_ray.cli.inputs import read_tasks
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks import require_environments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     from minisandbox_ray.rollout import EpisodePool, validate_tasks
 
     tasks = read_tasks(arguments.tasks)
+    if not tasks:
+        raise ConfigError(f"{arguments.tasks} holds no tasks")
+    require_environments(tasks)
     cluster = ClusterConfig(address=arguments.address)
     console = Console(stderr=True)
     with connect(cluster), EpisodePool(cluster) as pool, Progress(console=console, transient=True) as progress:

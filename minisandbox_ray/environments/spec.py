@@ -6,9 +6,9 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 FORMAT = 1
 """Version of the builder's output; part of every digest, so that a changed builder never reuses old archives."""
@@ -59,7 +59,9 @@ class EnvSpec(BaseModel):
     """pip requirements installed into the venv before `install` runs."""
     install: list[str] = []
     """Shell commands run at /testbed with the venv's python first in PATH."""
-    variables: dict[str, str] = {}
+    variables: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
+    ] = {}
     """Environment variables of the build and of every sandbox made from it."""
 
     def describe(self) -> str:

@@ -110,7 +110,9 @@ class NodeStore:
         self._scratch.sweep()
 
     def contains(self, digest: str) -> bool:
-        """Whether the environment is unpacked here."""
+        """Whether the environment is unpacked here. Raises ArchiveError for what is no digest."""
+        if not digest or not set(digest) <= set("0123456789abcdef"):  # it becomes part of a path
+            raise ArchiveError(f"{digest!r} is not the digest of an environment: build one and name its digest")
         return (self._environments / digest).is_dir()
 
     @contextmanager
@@ -119,6 +121,7 @@ class NodeStore:
 
         Raises ArchiveError for an archive that is missing, damaged, or made for another system than this node.
         """
+        self.contains(digest)  # a digest at all
         with locked(self._lock(digest), shared=True):
             now = time.time_ns()  # the kernel's own "now" is a timer tick coarse
             os.utime(self._lock(digest), ns=(now, now))

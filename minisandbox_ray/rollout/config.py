@@ -13,9 +13,9 @@ class EpisodeConfig(BaseModel):
 
     max_turns: int = Field(default=30, ge=1)
     """Actions that the agent may take, malformed ones included; then the episode is truncated and graded."""
-    command_timeout: float = Field(default=60, gt=0)
+    command_timeout: float = Field(default=60, gt=0, le=1e6)
     """Seconds that one command may take."""
-    episode_timeout: float = Field(default=1800, gt=0)
+    episode_timeout: float = Field(default=1800, gt=0, le=1e6)
     """Seconds from the end of reset, the model's time included; then the episode is truncated and graded."""
     observation_chars: int = Field(default=10_000, ge=200)
     """Characters of a command's output that the agent sees; the middle of longer ones is cut."""

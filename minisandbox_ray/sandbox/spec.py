@@ -23,13 +23,13 @@ class _Model(BaseModel):
 
 
 class Limits(_Model):
-    memory_mib: Annotated[int, Field(gt=0)] = 2048
+    memory_mib: Annotated[int, Field(ge=16, le=1 << 30)] = 2048
     """All processes together, what they write (it lives in memory) and swap included; MiB."""
-    pids: Annotated[int, Field(gt=2)] = 256
+    pids: Annotated[int, Field(gt=2, le=4_194_304)] = 256
     """Processes and threads at a time."""
-    disk_mib: Annotated[int, Field(gt=0)] = 1024
+    disk_mib: Annotated[int, Field(gt=0, le=1 << 30)] = 1024
     """Everything that is written, in all places together; MiB. At most three quarters of `memory_mib` take effect."""
-    open_files: Annotated[int, Field(ge=32)] = 4096
+    open_files: Annotated[int, Field(ge=32, le=1 << 20)] = 4096
     """File descriptors of one process."""
     output_chars: Annotated[int, Field(gt=100)] = 60_000
     """Of a command's output, half from the start and half from the end are kept; bytes before decoding."""
@@ -59,7 +59,9 @@ class SandboxSpec(_Model):
     """Mounted in this order. Without one on /testbed, that is an empty writable directory."""
     binds: list[Bind] = []
     """Mounted after the overlays, in this order."""
-    env: dict[str, str] = {}
+    env: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
+    ] = {}
     """Environment variables, added to the clean default ones."""
     network: Literal["none", "host"] = "none"
     """`none`: a loopback of its own. `host`: the host's network, name resolution included."""

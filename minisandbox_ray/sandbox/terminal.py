@@ -17,6 +17,8 @@ class Terminal:
     def __init__(self, channel: socket.socket, descriptors: list[int]) -> None:
         self._channel = channel
         (self.descriptor,) = descriptors
+        self.ended = channel.fileno()
+        """Readable once the program has ended; others may still hold the terminal then."""
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell the program the size of the window, in characters."""

@@ -6,7 +6,7 @@ from minisandbox_ray.tasks.cutdown import cut_down
 from minisandbox_ray.tasks.factory import FactoryConfig, PackageSpec, make_tasks
 from minisandbox_ray.tasks.grading import Grade, GradingConfig, gold_diff, grade, grade_key, validate
 from minisandbox_ray.tasks.quickstart import Quickstart, QuickstartConfig, make_quickstart
-from minisandbox_ray.tasks.task import Task, load_tasks, save_tasks
+from minisandbox_ray.tasks.task import Task, load_tasks, require_environments, save_tasks
 
 __all__ = [
     "Candidate",
@@ -26,6 +26,7 @@ __all__ = [
     "load_tasks",
     "make_quickstart",
     "make_tasks",
+    "require_environments",
     "save_tasks",
     "validate",
 ]

@@ -5,7 +5,7 @@ import json
 import time
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox_ray.environments import Environment
 from minisandbox_ray.errors import ConfigError, Owner, SandboxError, TaskError
@@ -20,11 +20,11 @@ class GradingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    timeout: float = 300
+    timeout: float = Field(300, gt=0, le=1e6)
     """Seconds that the listed tests may take; longer is the agent's failure."""
     limits: Limits = Limits()
     """What the grading sandbox may use."""
-    log_chars: int = 8000
+    log_chars: int = Field(8000, ge=100)
     """Characters kept of the end of the test run's output."""
     cache: bool = True
     """Whether equal diffs of one task are graded once per run."""

@@ -34,9 +34,9 @@ class Task(BaseModel):
     """Ids of the tests that pass with the bug and must go on passing."""
     image_name: str = ""
     """The container image of SWE-smith's own tasks; unused here but kept."""
-    environment: str = ""
-    """Digest of the environment's archive."""
-    test_command: list[str] = ["/venv/bin/pytest"]
+    environment: str = Field("", pattern="^([0-9a-f]{64})?$")
+    """Digest of the environment's archive; empty where none was built yet."""
+    test_command: list[str] = Field(["/venv/bin/pytest"], min_length=1)
     """How pytest is started at /testbed; the grader adds its own options and the test files."""
     test_files: list[str] = []
     """Files that the grader restores besides those of the listed tests, relative to /testbed (helpers, data)."""
@@ -69,6 +69,15 @@ class Task(BaseModel):
     def gold_action(self) -> str:
         """What a model that knows the answer would write: the gold command as one fenced bash block."""
         return f"Undo the change that broke it.\n\n```bash\n{self.gold_command()}\n```\n"
+
+
+def require_environments(tasks: list[Task]) -> None:
+    """Raises ConfigError for a task that names no environment: it cannot be run."""
+    for task in tasks:
+        if not task.environment:
+            raise ConfigError(
+                f"task {task.instance_id} names no environment: build one and set its digest as `environment`"
+            )
 
 
 def load_tasks(path: str | Path) -> list[Task]:

@@ -58,3 +58,34 @@ def test_bad_input_is_one_line_and_status_2() -> None:
         assert done.returncode == 2
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_without_a_terminal_it_reads_commands_like_bash() -> None:
+    done = run(stdin=None, input="echo one\necho two; exit 4\n")
+    assert (done.returncode, done.stdout) == (4, "one\ntwo\n")
+    assert run().returncode == 0
+
+
+def test_terminal_ends_with_its_shell_though_a_job_holds_it() -> None:
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(SHELL[0], SHELL)
+    seen = b""
+    while b"sandbox:/testbed" not in seen:
+        seen += os.read(master, 4096)
+    os.write(master, b"sleep 1000 & disown; exit 5\r")
+    deadline = time.monotonic() + 60
+    while (done := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.close(master)
+    assert done[0] == pid
+    assert os.waitstatus_to_exitcode(done[1]) == 5
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = " ".join([*SHELL, "-c", "yes"])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("y\n141\n", "")

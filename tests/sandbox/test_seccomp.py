@@ -10,8 +10,28 @@ from minisandbox_ray.sandbox.starter import seccomp
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {
-    "x86_64": {"read": 0, "clone": 56, "ioctl": 16, "mount": 165, "ptrace": 101, "execve": 59, "openat": 257},
-    "aarch64": {"read": 63, "clone": 220, "ioctl": 29, "mount": 40, "ptrace": 117, "execve": 221, "openat": 56},
+    "x86_64": {
+        "read": 0,
+        "clone": 56,
+        "ioctl": 16,
+        "mount": 165,
+        "ptrace": 101,
+        "execve": 59,
+        "openat": 257,
+        "socket": 41,
+        "socketpair": 53,
+    },
+    "aarch64": {
+        "read": 63,
+        "clone": 220,
+        "ioctl": 29,
+        "mount": 40,
+        "ptrace": 117,
+        "execve": 221,
+        "openat": 56,
+        "socket": 198,
+        "socketpair": 199,
+    },
 }
 
 
@@ -42,6 +62,11 @@ def test_decisions(machine: str) -> None:
     assert decide(program, own, numbers["clone"], 0x10000011) == EPERM  # CLONE_NEWUSER
     assert decide(program, own, numbers["ioctl"], 0, 0x5401) == ALLOW
     assert decide(program, own, numbers["ioctl"], 0, 0x5412) == EPERM  # TIOCSTI
+    for name in ("socket", "socketpair"):
+        for family in (1, 2, 10, 16):  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+            assert decide(program, own, numbers[name], family) == ALLOW
+        for family in (17, 38, 40):  # AF_PACKET, AF_ALG, AF_VSOCK
+            assert decide(program, own, numbers[name], family) == 0x50000 | errno.EAFNOSUPPORT
     assert decide(program, own ^ 1, numbers["read"]) == KILL
     if machine == "x86_64":
         assert decide(program, own, 0x40000000 | numbers["mount"]) == ENOSYS  # x32

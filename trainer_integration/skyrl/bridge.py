@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import shutil
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from minisandbox_ray.config import TrainConfig
 from minisandbox_ray.environments import NodeStore, cache_root
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import EpisodePool, SandboxEnv
-from minisandbox_ray.tasks import Task, load_tasks, save_tasks
+from minisandbox_ray.tasks import Task, load_tasks, require_environments, save_tasks
 from minisandbox_ray.tasks.quickstart import QuickstartConfig, make_quickstart
 from minisandbox_ray.telemetry import (
     ConsoleTracker,
@@ -38,9 +39,15 @@ def run(config: TrainConfig) -> None:
     Raises MiniSandboxError; ConfigError before anything is built or started.
     """
     _check_installed()
-    run_dir = _run_dir(config)
-    with temporary_files_in(run_dir / "tmp"):
-        _run(config, run_dir)
+    run_dir, is_new = _claim_run_dir(config)
+    try:
+        with temporary_files_in(run_dir / "tmp"):
+            _run(config, run_dir)
+    except ConfigError:  # nothing was trained
+        (run_dir / "metrics.jsonl").unlink()
+        if is_new:
+            shutil.rmtree(run_dir)
+        raise
 
 
 def _run(config: TrainConfig, run_dir: Path) -> None:
@@ -52,15 +59,16 @@ def _run(config: TrainConfig, run_dir: Path) -> None:
 
     seams.check_version()
     skyrl_config(config, run_dir)  # before the tasks are made, which may take minutes
-    run_dir.mkdir(parents=True, exist_ok=True)
-    if config.run_dir is None:
-        _link_latest(run_dir)
     _log_to(run_dir)
     tasks, commands = _tasks(config)
     skyrl = skyrl_config(config, run_dir, task_count=len(tasks))
     _check_tasks(tasks, skyrl)
     save_tasks(tasks, run_dir / "tasks.jsonl")
-    if config.policy:
+    if config.run_dir is None:
+        _link_latest(run_dir)
+    if not config.policy:
+        _check_model(skyrl.trainer.policy.model.path)
+    else:
         from trainer_integration.skyrl.policy import build_policy
 
         build_policy(
@@ -86,13 +94,20 @@ def _run(config: TrainConfig, run_dir: Path) -> None:
         print(tracker.hint)
 
 
-def _run_dir(config: TrainConfig) -> Path:
-    """Where the run will be written. Raises ConfigError if a run is there already."""
+def _claim_run_dir(config: TrainConfig) -> tuple[Path, bool]:
+    """Where the run is written, and whether that was made just now. Raises ConfigError if it holds a run already."""
     run_dir = config.run_dir or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}"
     run_dir = run_dir.expanduser().absolute()
-    if (run_dir / "metrics.jsonl").exists():
-        raise ConfigError(f"run_dir {run_dir} holds a run already: choose another, or remove it")
-    return run_dir
+    is_new = not run_dir.exists()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "metrics.jsonl").touch(exist_ok=False)
+    except FileExistsError as error:
+        what = "holds a run already" if run_dir.is_dir() else "is not a directory"
+        raise ConfigError(f"run_dir {run_dir} {what}: choose another, or remove it") from error
+    except OSError as error:
+        raise ConfigError(f"run_dir {run_dir} cannot be written: {error.strerror}") from error
+    return run_dir, is_new
 
 
 def _link_latest(run_dir: Path) -> None:
@@ -139,6 +154,7 @@ def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
 
 
 def _check_tasks(tasks: list[Task], skyrl: Any) -> None:
+    require_environments(tasks)
     if len(tasks) < skyrl.trainer.train_batch_size:
         raise ConfigError(
             f"skyrl.trainer.train_batch_size={skyrl.trainer.train_batch_size} needs as many tasks, "
@@ -146,11 +162,21 @@ def _check_tasks(tasks: list[Task], skyrl: Any) -> None:
         )
 
 
+def _check_model(path: str) -> None:
+    """Raise ConfigError unless the model's tokenizer can be loaded: before anything is started."""
+    from transformers import AutoTokenizer
+
+    try:
+        AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"skyrl.trainer.policy.model.path={path} is no model that can be loaded: {reason}") from error
+
+
 class _Trackers:
     """All of a run's trackers as one; they are finished when the run ends, however it ends."""
 
     def __init__(self, config: TrainConfig, skyrl: Any, run_dir: Path) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
         steps = skyrl.trainer.max_training_steps or skyrl.trainer.epochs
         self.hint = ""
         self._trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(steps)]

@@ -59,8 +59,10 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-# machine: (AUDIT_ARCH, column above, clone, clone3, ioctl)
-_MACHINES = {"x86_64": (0xC000003E, 0, 56, 435, 16), "aarch64": (0xC00000B7, 1, 220, 435, 29)}
+# machine: (AUDIT_ARCH, column above, clone, clone3, ioctl, socket, socketpair)
+_MACHINES = {"x86_64": (0xC000003E, 0, 56, 435, 16, 41, 53), "aarch64": (0xC00000B7, 1, 220, 435, 29, 198, 199)}
+# AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others, AF_VSOCK above all, are not confined by a network namespace.
+_FAMILIES = (1, 2, 10, 16)
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -70,7 +72,7 @@ _CLONE_NEWUSER, _TIOCSTI, _TIOCLINUX = 0x10000000, 0x5412, 0x541C
 
 def build_filter(machine: str) -> bytes:
     """The filter as a classic BPF program. Raises KeyError for a machine without a table."""
-    architecture, column, clone, clone3, ioctl = _MACHINES[machine]
+    architecture, column, clone, clone3, ioctl, socket, socketpair = _MACHINES[machine]
     program: list[bytes] = []
 
     def statement(code: int, value: int) -> None:
@@ -98,6 +100,13 @@ def build_filter(machine: str) -> bytes:
     jump(_EQUAL, _TIOCSTI, 1, 0)
     jump(_EQUAL, _TIOCLINUX, 0, 1)
     statement(_RETURN, _ERRNO | errno.EPERM)
+    statement(_LOAD, _NUMBER)
+    jump(_EQUAL, socket, 1, 0)
+    jump(_EQUAL, socketpair, 0, len(_FAMILIES) + 3)
+    statement(_LOAD, _ARGUMENT_0)
+    for left, family in zip(range(len(_FAMILIES), 0, -1), _FAMILIES, strict=True):
+        jump(_EQUAL, family, left, 0)
+    statement(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
     statement(_LOAD, _NUMBER)
     for numbers in _DENIED.values():
         number = numbers[column]
