@@ -31,13 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit status of the command, or of the terminal's bash."""
     check_supported()
     with _sandbox(arguments) as sandbox:
-        if arguments.command is None:
-            argv = ["bash", "--norc", "-i"]
-        else:
-            argv = ["bash", "-c", arguments.command]
+        is_interactive = arguments.command is None
+        argv = ["bash"] if is_interactive else ["bash", "-c", arguments.command]
         if sys.stdin is None or not sys.stdin.isatty():
-            return _execute(sandbox, argv if arguments.command is not None else ["bash"])
-        if arguments.command is None:
+            return _execute(sandbox, argv)
+        if is_interactive:
+            argv += ["--norc", "-i"]
             print(f"in the sandbox at {sandbox.spec.cwd}; exit or Ctrl-D leaves and removes it", file=sys.stderr)
         size = shutil.get_terminal_size()
         return attach(sandbox.open_terminal(argv, rows=size.lines, columns=size.columns, env={"PS1": r"sandbox:\w\$ "}))
