@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.errors import ConfigError
-from minisandbox_ray.tasks import Task, load_tasks, save_tasks
+from minisandbox_ray.tasks import Task, load_tasks, require_environments, save_tasks
 
 ROW = {
     "instance_id": "oauthlib__oauthlib.1fd52536.combine_file__09vlzwgc",
@@ -76,3 +76,14 @@ def test_the_gold_action_is_one_fenced_block_that_the_patch_cannot_end() -> None
     assert action.count("```bash\n") == 1
     assert "<<'END_OF_PATCH_'\n" in action
     assert action.endswith("\nEND_OF_PATCH_\n```\n")
+
+
+def test_a_task_without_an_environment_is_named(tmp_path: Path) -> None:
+    row = {"instance_id": "a__b.1", "repo": "a", "FAIL_TO_PASS": ["t.py::test"]}
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=r"task a__b\.1 names no environment"):
+        require_environments(load_tasks(path))
+    path.write_text(json.dumps({**row, "environment": "../../etc"}) + "\n")
+    with pytest.raises(ConfigError, match="line 1: field environment"):
+        load_tasks(path)
