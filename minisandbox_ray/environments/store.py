@@ -111,9 +111,7 @@ class NodeStore:
 
     def contains(self, digest: str) -> bool:
         """Whether the environment is unpacked here. Raises ArchiveError for what is no digest."""
-        if not digest or not set(digest) <= set("0123456789abcdef"):  # it becomes part of a path
-            raise ArchiveError(f"{digest!r} is not the digest of an environment: build one and name its digest")
-        return (self._environments / digest).is_dir()
+        return self._directory(digest).is_dir()
 
     @contextmanager
     def use(self, digest: str, archives: Path) -> Iterator[Environment]:
@@ -121,7 +119,7 @@ class NodeStore:
 
         Raises ArchiveError for an archive that is missing, damaged, or made for another system than this node.
         """
-        self.contains(digest)  # a digest at all
+        self._directory(digest)  # refuses what is no digest before a lock is named after it
         with locked(self._lock(digest), shared=True):
             now = time.time_ns()  # the kernel's own "now" is a timer tick coarse
             os.utime(self._lock(digest), ns=(now, now))
@@ -222,6 +220,12 @@ class NodeStore:
                 if self.contains(digest):
                     (self._environments / digest).rename(scratch / digest)
         return True
+
+    def _directory(self, digest: str) -> Path:
+        """Where the environment is or would be. Raises ArchiveError for what is no digest: paths are made of it."""
+        if not digest or not set(digest) <= set("0123456789abcdef"):
+            raise ArchiveError(f"{digest!r} is not the digest of an environment: build one and name its digest")
+        return self._environments / digest
 
     def _lock(self, digest: str, kind: str = "use") -> Path:
         return self._locks / f"{digest}.{kind}"
