@@ -7,7 +7,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +34,7 @@ _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
 class Sandbox:
     """A copy-on-write view of host directories in namespaces of its own, with limits and a shell.
 
-    Threads may share one; its steps run one at a time. `close` may be called at any time and ends what is running.
+    Threads may share one; the steps of a session run one at a time. `close` may be called at any time and ends what is running.
     It ends with its owning process, however that dies.
 
     Raises SandboxError when it cannot be started, and from every method once it is gone.
@@ -42,10 +43,12 @@ class Sandbox:
     def __init__(self, spec: SandboxSpec) -> None:
         self.spec = spec
         self._env = {**DEFAULT_ENV, **spec.env}
-        self._step = threading.Lock()
-        self._closing = threading.Lock()
+        self._state = threading.Condition()
+        self._users = 0  # calls that are under way; guarded by _state, as _closed is
         self._closed = False
+        self._closing = threading.Lock()
         self._session: Session | None = None
+        self._session_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
         self._groups = Groups(launcher.owner_key(), spec.limits)
         try:
@@ -62,8 +65,7 @@ class Sandbox:
 
         `timeout` in seconds: then INT, TERM and KILL go to what is running, and the shell is kept where that helps.
         """
-        with self._step:
-            self._check_open()
+        with self._in_use(), self._session_lock:
             if self._session is None:
                 control = self._descriptors["control"]
                 self._session = Session("main", control, self._spawn, self.spec.cwd, self._env)
@@ -100,8 +102,7 @@ class Sandbox:
         """
         if not argv:
             raise ValueError("argv is empty")
-        with self._step:
-            self._check_open()
+        with self._in_use():
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
             result = program.run(
                 self._control, request, stdin=stdin, timeout=timeout, max_output=max_output, on_output=on_output
@@ -118,8 +119,7 @@ class Sandbox:
         env: dict[str, str] | None = None,
     ) -> Terminal:
         """Start a program on a terminal of its own, for a person; it lives beside sessions and one-shot programs."""
-        with self._step:
-            self._check_open()
+        with self._in_use():
             variables = {**self._env, "TERM": "xterm", **(env or {})}
             request = {"op": "terminal", "argv": argv, "cwd": cwd or self.spec.cwd, "env": variables}
             return Terminal(*self._ask({**request, "size": [rows, columns]}))
@@ -129,14 +129,12 @@ class Sandbox:
 
         Links are resolved inside the sandbox. Raises OSError as open() does; EFBIG if it is larger than `max_bytes`.
         """
-        with self._step:
-            self._check_open()
+        with self._in_use():
             return files.read(self._root, self._absolute(path), max_bytes)
 
     def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a regular file, with its directories; `mode` is for a new one. Raises OSError as open() does."""
-        with self._step:
-            self._check_open()
+        with self._in_use():
             files.write(self._root, self._absolute(path), data, mode)
 
     def diff(self, memo: MutableMapping[str, str] | None = None) -> str:
@@ -148,8 +146,7 @@ class Sandbox:
         one costs no git (small changes only); share one only among sandboxes whose lower directories never change.
         Raises DiffTooLargeError; SandboxError if /testbed is no repository.
         """
-        with self._step:
-            self._check_open()
+        with self._in_use(), self._diff_lock:
             if "upper" not in self._descriptors:
                 raise SandboxError("diff() needs an overlay on /testbed")
             merged = paths.open_in_root(self._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
@@ -186,9 +183,10 @@ class Sandbox:
     def close(self) -> None:
         """End everything inside, at once; nothing is left. Idempotent."""
         with self._closing:
-            if self._closed:
-                return
-            self._closed = True
+            with self._state:
+                if self._closed:
+                    return
+                self._closed = True
             if self._is_running():
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             poller = select.poll()
@@ -196,12 +194,13 @@ class Sandbox:
             poller.poll(_CLOSE_SECONDS * 1000)
             if fresh := self._fresh:
                 fresh.close()
-            with self._step:  # a step that was running has seen the end by now
-                if self._session:
-                    self._session.close()
-                self._control.close()
-                for descriptor in (self._handle, *self._descriptors.values()):
-                    os.close(descriptor)
+            with self._state:  # calls that were under way have seen the end by now
+                self._state.wait_for(lambda: self._users == 0)
+            if self._session:
+                self._session.close()
+            self._control.close()
+            for descriptor in (self._handle, *self._descriptors.values()):
+                os.close(descriptor)
             self._groups.close()
 
     def __enter__(self) -> Self:
@@ -215,9 +214,19 @@ class Sandbox:
         poller.register(self._handle, select.POLLIN)
         return not poller.poll(0)
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the sandbox is closed")
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """While a call is under way its descriptors stay open. Raises SandboxError if the sandbox is closed."""
+        with self._state:
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._users -= 1
+                self._state.notify_all()
 
     def _absolute(self, path: str) -> str:
         return path if path.startswith("/") else f"{self.spec.cwd}/{path}"
