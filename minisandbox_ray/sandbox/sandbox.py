@@ -34,8 +34,8 @@ _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
 class Sandbox:
     """A copy-on-write view of host directories in namespaces of its own, with limits and a shell.
 
-    Threads may share one; the steps of a session run one at a time. `close` may be called at any time and ends what is running.
-    It ends with its owning process, however that dies.
+    Threads may share one; the steps of a session run one at a time. `close` may be called at any time and ends what
+    is running. It ends with its owning process, however that dies.
 
     Raises SandboxError when it cannot be started, and from every method once it is gone.
     """
