@@ -1,72 +1,47 @@
-"""The control groups of one sandbox, and which of its limits were hit."""
+"""The control groups of one sandbox as its owner sees them: the limits in them, and which of those were hit."""
 
-import itertools
+import contextlib
 import os
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from .spec import LimitName, Limits
 from .starter import cgroups
 
-_numbers = itertools.count()
 _MIB = 1 << 20
+_PERIOD = 100_000  # microseconds, in which the processor time is counted; the kernel's default
+_EVENTS: dict[LimitName, tuple[dict[int, str], bytes]] = {
+    # limit: ({cgroup version: file}, the key in it that counts hits)
+    "memory": ({1: "memory.oom_control", 2: "memory.events"}, b"oom_kill"),
+    "pids": ({1: "pids.events", 2: "pids.events"}, b"max"),
+    "cpu": ({1: "cpu.stat", 2: "cpu.stat"}, b"nr_throttled"),
+}
 
 
 class Groups:
-    """Raises nothing where there are no writable hierarchies: the sandbox then has resource limits per process only."""
+    """The groups that a sandbox's first process made (see `cgroups.make`): any of them may be missing."""
 
-    def __init__(self, owner: str, limits: Limits) -> None:
-        name = f"minisandbox-{owner}-{next(_numbers)}"
-        self.directories: list[Path] = []
-        self._events: dict[LimitName, int] = {}
-        self._seen: dict[LimitName, int] = {}
+    def __init__(self, places: Mapping[str, tuple[str, int]], limits: Limits) -> None:
+        self.directories = list({Path(directory) for directory, _ in places.values()})
+        self._files: dict[LimitName, tuple[int, bytes]] = {}
+        self._lock = threading.Lock()
         try:
-            for controller, (root, version) in cgroups.hierarchies().items():
-                self._make(controller, root / name, version, limits)
+            for name, (files, key) in _EVENTS.items():
+                if name not in places:
+                    continue
+                directory, version = Path(places[name][0]), places[name][1]
+                for file, value in _settings(name, version, limits).items():
+                    _write(directory / file, value)
+                self._files[name] = os.open(directory / files[version], os.O_RDONLY | os.O_CLOEXEC), key
             self._seen = self._counts()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def limit_memory(self) -> bool:
-        return "memory" in self._events
-
-    def _make(self, controller: str, directory: Path, version: int, limits: Limits) -> None:
-        if directory not in self.directories:
-            directory.mkdir()
-            self.directories.append(directory)
-        if controller == "pids":
-            (directory / "pids.max").write_text(str(limits.pids))
-            self._watch("pids", directory / "pids.events")
-            return
-        memory = str(limits.memory_mib * _MIB)
-        if version == 2:
-            (directory / "memory.max").write_text(memory)
-            self._write_if_there(directory / "memory.swap.max", "0")
-            self._watch("memory", directory / "memory.events")
-        else:
-            (directory / "memory.limit_in_bytes").write_text(memory)
-            self._write_if_there(directory / "memory.memsw.limit_in_bytes", memory)
-            self._watch("memory", directory / "memory.oom_control")
-
-    @staticmethod
-    def _write_if_there(path: Path, value: str) -> None:
-        """Swap is not accounted on every kernel."""
-        if path.exists():
-            path.write_text(value)
-
-    def _watch(self, name: LimitName, path: Path) -> None:
-        self._events[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def attach(self, pid: int) -> None:
-        """Put a process in, and so what it will start."""
-        for directory in self.directories:
-            (directory / "cgroup.procs").write_text(str(pid))
-
     def _counts(self) -> dict[LimitName, int]:
         found: dict[LimitName, int] = {}
-        for name, descriptor in self._events.items():
-            key = b"max" if name == "pids" else b"oom_kill"
+        for name, (descriptor, key) in self._files.items():
             for line in os.pread(descriptor, 4096, 0).splitlines():
                 word, _, value = line.partition(b" ")
                 if word == key:
@@ -74,17 +49,37 @@ class Groups:
         return found
 
     def new_hits(self) -> list[LimitName]:
-        """The limits that were hit since the last call."""
-        counts = self._counts()
-        hits = [name for name, count in counts.items() if count > self._seen.get(name, 0)]
-        self._seen = counts
-        return hits
+        """The limits that were hit since the last call, the gravest first."""
+        with self._lock:
+            counts = self._counts()
+            hits = [name for name, count in counts.items() if count > self._seen.get(name, 0)]
+            self._seen = counts
+            return hits
 
     def close(self) -> None:
         """After the sandbox's processes are gone. What resists is left to the starter, and to the next sweep."""
-        for descriptor in self._events.values():
-            os.close(descriptor)
-        self._events = {}
+        with self._lock:
+            for descriptor, _ in self._files.values():
+                os.close(descriptor)
+            self._files = {}
         for directory in self.directories:
             cgroups.remove(directory, patience=2)
         self.directories = []
+
+
+def _settings(name: LimitName, version: int, limits: Limits) -> dict[str, str]:
+    """{file: value}, in the order in which they must be written."""
+    memory, swap = limits.memory_mib * _MIB, 0
+    if name == "memory":
+        if version == 2:
+            return {"memory.max": str(memory), "memory.swap.max": str(swap)}
+        return {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory + swap)}
+    if name == "pids":
+        return {"pids.max": str(limits.pids)}
+    return {}
+
+
+def _write(path: Path, value: str) -> None:
+    """Swap is not accounted on every kernel."""
+    with contextlib.suppress(FileNotFoundError) if "sw" in path.name else contextlib.nullcontext():
+        path.write_text(value)

@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from minisandbox_ray.errors import SandboxError
 
+from .groups import Groups
+from .spec import Limits
 from .starter import cgroups, wire
 
 _CODE = "import sys; sys.path.append({path!r}); from starter.main import main; main({descriptor})"
@@ -69,21 +70,15 @@ def _get(dead: _Starter | None = None) -> _Starter:
         return _starter
 
 
-def owner_key() -> str:
-    """Names this process in what its sandboxes leave in the control group tree."""
-    return _get().owner
+def launch(plan: dict[str, Any], limits: Limits) -> tuple[socket.socket, int, dict[str, int], Groups]:
+    """Start a sandbox. -> (control socket of its pid 1, pidfd of its pid 1, the root's descriptors, control groups)
 
-
-def launch(plan: dict[str, Any], attach: Callable[[int], None]) -> tuple[socket.socket, int, dict[str, int]]:
-    """Start a sandbox. -> (control socket of its pid 1, pidfd of its pid 1, the root's descriptors)
-
-    `attach` is called with the pid of its first process, before that starts anything. Raises SandboxError with what
-    failed inside.
+    Raises SandboxError with what failed inside.
     """
     starter = _get()
     for attempt in (1, 2):
         control, theirs = wire.channel()
-        handle = -1
+        handle, groups = -1, None
         try:
             with theirs:
                 try:
@@ -91,29 +86,33 @@ def launch(plan: dict[str, Any], attach: Callable[[int], None]) -> tuple[socket.
                 except OSError:
                     pass  # seen by the next line
             if received := _answer(control):
-                (handle,) = received[1]
+                message, (handle,) = received
                 try:
-                    attach(pid_of(handle))
+                    groups = Groups(message["groups"], limits)
                     wire.send(control, {})
                 except OSError:
                     _answer(control)  # it died: raises what it says of that
                     raise
                 if received := _answer(control):
                     message, descriptors = received
-                    return control, handle, dict(zip(message["descriptors"], descriptors, strict=True))
+                    return control, handle, dict(zip(message["descriptors"], descriptors, strict=True)), groups
         except BaseException as error:
-            control.close()
-            if handle >= 0:
-                os.close(handle)
+            _give_up(control, handle, groups)
             if isinstance(error, OSError):
                 raise SandboxError(f"the sandbox did not start: {error}") from None
             raise
-        control.close()
-        if handle >= 0:
-            os.close(handle)
+        _give_up(control, handle, groups)
         if attempt == 1:  # the starter was killed
             starter = _get(dead=starter)
     raise SandboxError("the sandbox did not start: its starter process ends at once (run `python -I -S -c ''` to see)")
+
+
+def _give_up(control: socket.socket, handle: int, groups: Groups | None) -> None:
+    control.close()
+    if handle >= 0:
+        os.close(handle)
+    if groups:
+        groups.close()
 
 
 def _answer(control: socket.socket) -> tuple[wire.Message, list[int]] | None:

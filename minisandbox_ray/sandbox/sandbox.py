@@ -17,7 +17,6 @@ from minisandbox_ray.errors import SandboxError
 
 from . import diff as diff_
 from . import files, launcher, program
-from .groups import Groups
 from .session import Session
 from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
@@ -50,14 +49,7 @@ class Sandbox:
         self._session: Session | None = None
         self._session_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
-        self._groups = Groups(launcher.owner_key(), spec.limits)
-        try:
-            self._control, self._handle, self._descriptors = launcher.launch(
-                _plan(spec, self._groups), self._groups.attach
-            )
-        except BaseException:
-            self._groups.close()
-            raise
+        self._control, self._handle, self._descriptors, self._groups = launcher.launch(_plan(spec), spec.limits)
         self._root = self._descriptors["root"]
 
     def run(self, command: str, timeout: float = 60) -> CommandResult:
@@ -260,12 +252,9 @@ class Sandbox:
         return "disk" if status.f_bavail * status.f_frsize <= _FULL else None
 
 
-def _plan(spec: SandboxSpec, groups: Groups) -> dict[str, Any]:
+def _plan(spec: SandboxSpec) -> dict[str, Any]:
     """The spec as the starter takes it."""
     limits = spec.limits
-    rlimits = {"RLIMIT_NOFILE": limits.open_files}
-    if not groups.limit_memory:
-        rlimits["RLIMIT_DATA"] = limits.memory_mib << 20
     is_host = spec.network == "host"
     return {
         "overlays": [
@@ -283,7 +272,8 @@ def _plan(spec: SandboxSpec, groups: Groups) -> dict[str, Any]:
         # files count as memory, and no killing frees them: what processes need to go on must stay out of their reach
         "disk_mib": min(limits.disk_mib, max(1, limits.memory_mib * 3 // 4)),
         "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16)),
-        "rlimits": rlimits,
+        "open_files": limits.open_files,
+        "memory_mib": limits.memory_mib,
     }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-LimitName = Literal["memory", "pids", "disk"]
+LimitName = Literal["memory", "pids", "disk", "cpu"]
 
 
 def _absolute(path: str) -> str:

@@ -3,6 +3,7 @@
 # ruff: noqa: PTH110, PTH115, PTH208
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,8 +31,7 @@ time.sleep(1000)
 
 
 def groups_of(pid: int) -> list[Path]:
-    roots = {root for root, _ in cgroups.hierarchies().values()}
-    return [directory for root in roots for directory in root.glob(f"minisandbox-*-{pid}-*")]
+    return list(cgroups.find_groups(re.compile(rf"minisandbox-\d+-{pid}-.*").fullmatch))
 
 
 def starters_of(pid: int) -> list[int]:

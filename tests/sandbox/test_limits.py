@@ -6,8 +6,9 @@ from minisandbox_ray.sandbox.starter import cgroups
 
 from .conftest import Factory, guard
 
+_found = {name for place in cgroups.hierarchies() for name in place.candidates[0][1]}
 needs_groups = pytest.mark.skipif(
-    set(cgroups.hierarchies()) != {"memory", "pids"}, reason="no writable memory and pids control groups here"
+    not _found.issuperset(("memory", "pids")), reason="no writable memory and pids control groups here"
 )
 EAT = ["/usr/bin/python3", "-c", "x = [bytearray(10**7) for _ in range(100)]"]
 

@@ -45,6 +45,7 @@ def main(descriptor: int) -> None:
     owner_pid = message["owner"].split("-")[1]
     syscalls.hide_command_line(f"minisandbox starter of {owner_pid}")
     cgroups.sweep()
+    places = cgroups.hierarchies()
     etc.prepare()
     seccomp_filter = seccomp.build_filter(syscalls.MACHINE)
     # what holds for every sandbox and hinders no mount is done once, here
@@ -64,9 +65,10 @@ def main(descriptor: int) -> None:
         plan, (descriptor,) = received
         with socket.socket(fileno=descriptor) as control:
             try:
+                name = cgroups.new_name(message["owner"])
                 os.unshare(os.CLONE_NEWPID)  # of the next child, which is its first process
                 if os.fork() == 0:
-                    _launch(plan, control, seccomp_filter)
+                    _launch(plan, control, seccomp_filter, places, name)
             except OSError as error:
                 _report(control, f"pid namespace: {error}")
             os.setns(pid_namespace, os.CLONE_NEWPID)
@@ -94,12 +96,19 @@ def _end_children() -> None:
         time.sleep(0.005)
 
 
-def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes) -> None:
+def _launch(
+    plan: dict[str, Any],
+    control: socket.socket,
+    seccomp_filter: bytes,
+    places: list[cgroups.Hierarchy],
+    name: str,
+) -> None:
     """In a forked child: become pid 1 of a new sandbox. Never returns."""
     stage = "first process"
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        wire.send(control, {}, [handle := os.pidfd_open(os.getpid())])
+        groups = cgroups.make(places, name)  # as root of the host, and before anything is made that is to be limited
+        wire.send(control, {"groups": groups}, [handle := os.pidfd_open(os.getpid())])
         os.close(handle)
         private_network = plan["network"] == "none"
         syscalls.hide_command_line("minisandbox")
@@ -109,15 +118,16 @@ def _launch(plan: dict[str, Any], control: socket.socket, seccomp_filter: bytes)
         stage = "root"
         descriptors = root.build(plan)
         stage = "network, names and limits"
-        # meanwhile the owner has put this process into its control groups, which may take as long as all this
+        # meanwhile the owner has written the limits into the control groups
         if wire.receive(control) is None:
             os._exit(1)
         os.unshare(os.CLONE_NEWCGROUP)
         if private_network:
             _raise_loopback()
         socket.sethostname(plan["hostname"])
-        for name, value in plan["rlimits"].items():
-            _limit(getattr(resource, name), value)
+        _limit(resource.RLIMIT_NOFILE, plan["open_files"])
+        if "memory" not in groups:
+            _limit(resource.RLIMIT_DATA, plan["memory_mib"] << 20)
         _avoid_out_of_memory_killer()
         links = root.top_level_links()
         stage = "privileges"
