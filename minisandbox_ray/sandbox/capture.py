@@ -16,6 +16,14 @@ class Capture:
         self._head = bytearray()
         self._tail: list[bytes] = []
         self._tail_size = 0
+        self._was_cut = False
+
+    def clear(self) -> None:
+        self.__init__(2 * self.half)  # type: ignore[misc]
+
+    def note_cut(self, earlier: "Capture") -> None:
+        """What was added last came from another capture."""
+        self._was_cut = self._was_cut or earlier.truncated
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
@@ -36,7 +44,7 @@ class Capture:
 
     @property
     def truncated(self) -> bool:
-        return self.total > 2 * self.half
+        return self._was_cut or self.total > 2 * self.half
 
     def parts(self) -> tuple[bytes, int, bytes]:
         """(head, number of bytes left out, tail)"""

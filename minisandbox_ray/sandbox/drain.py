@@ -1,18 +1,22 @@
 """Between steps somebody must read the terminals, or a background job that prints blocks on a full one.
 
-One thread per process for all of them; what it reads is dropped: a step's output is what was printed while it ran.
+One thread per process for all of them; head and tail of what it reads are kept for the next step's output.
 """
 
 import os
 import select
 import threading
 
+from .capture import Capture
+
 
 class Master:
     """The master side of a pseudo-terminal: read by its session during a step, by the drain thread between steps."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, kept_limit: int) -> None:
         os.set_blocking(descriptor, False)
+        self._kept: Capture | None = None
+        self._kept_limit = kept_limit
         self.descriptor = descriptor
         self._drain = _shared_drain()
         self._lock = threading.Lock()
@@ -33,25 +37,30 @@ class Master:
             self._idle = True
             self._arm()
 
-    def take(self) -> None:
-        """A step begins: nobody else reads after this returns."""
+    def take(self) -> Capture | None:
+        """A step begins: nobody else reads after this returns. -> what was read between steps, if anything"""
         with self._lock:
             self._idle = False
             # one-shot with no event: a hang-up is told once, not for ever
             self._drain.epoll.modify(self.descriptor, select.EPOLLONESHOT)
+            kept, self._kept = self._kept, None
+            return kept
 
     def _arm(self) -> None:
         self._drain.epoll.modify(self.descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
-    def drop_output(self) -> None:
+    def read_idle(self) -> None:
         """By the drain thread."""
         with self._lock:
             if not self._idle:
                 return
             try:
                 for _ in range(16):
-                    if not os.read(self.descriptor, 1 << 16):
+                    data = os.read(self.descriptor, 1 << 16)
+                    if not data:
                         return
+                    self._kept = self._kept or Capture(self._kept_limit)
+                    self._kept.add(data)
             except BlockingIOError:
                 pass
             except OSError:  # the sandbox is gone
@@ -70,7 +79,7 @@ class _Drain:
             for descriptor, _ in self.epoll.poll():
                 terminal = self.terminals.get(descriptor)
                 if terminal is not None:
-                    terminal.drop_output()
+                    terminal.read_idle()
 
 
 _drain: _Drain | None = None

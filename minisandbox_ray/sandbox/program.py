@@ -15,6 +15,7 @@ from minisandbox_ray.errors import SandboxError
 
 from .capture import Capture
 from .starter import wire
+from .times import poll_milliseconds
 
 _KILL_SECONDS = 10.0
 _GONE = "the sandbox is gone (closed, or its first process was killed)"
@@ -22,6 +23,29 @@ _GONE = "the sandbox is gone (closed, or its first process was killed)"
 
 OnOutput = Callable[[int, bytes], object]
 """Called with 1 (stdout) or 2 (stderr) and what was printed there, as it comes."""
+
+
+def check_environment(env: dict[str, str]) -> None:
+    """Raises ValueError for what no environment can hold."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise ValueError(f"{name!r} is no name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"the environment variable {name} is no string without a NUL character")
+
+
+def check_request(argv: list[str], cwd: str | None, env: dict[str, str]) -> None:
+    """Raises ValueError for what no program can be started with."""
+    if not argv:
+        raise ValueError("argv is empty")
+    for argument in argv:
+        if not isinstance(argument, str) or "\0" in argument:
+            raise ValueError(f"{argument!r:.80} in argv is no string without a NUL character")
+    if not argv[0]:
+        raise ValueError("argv[0], the program's name, is empty")
+    if cwd is not None and "\0" in cwd:
+        raise ValueError(f"cwd {cwd!r} holds a NUL character")
+    check_environment(env)
 
 
 def run(
@@ -99,7 +123,7 @@ def _talk(
             timed_out, deadline = True, time.monotonic() + _KILL_SECONDS
             _kill(channel)
             continue
-        for descriptor, event in poller.poll(left * 1000):
+        for descriptor, event in poller.poll(poll_milliseconds(left)):
             if descriptor == source:
                 poller.unregister(source)
                 view = memoryview(os.read(source, 1 << 16))

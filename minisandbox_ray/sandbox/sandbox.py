@@ -17,10 +17,11 @@ from minisandbox_ray.errors import SandboxError
 
 from . import diff as diff_
 from . import files, launcher, program
-from .session import Session
+from .session import OnOutput, Session, Step, check_name, check_size
 from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
 from .terminal import Terminal
+from .times import seconds
 
 _LONGEST_MEMO = 1 << 15  # characters
 _DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
@@ -46,33 +47,124 @@ class Sandbox:
         self._users = 0  # calls that are under way; guarded by _state, as _closed is
         self._closed = False
         self._closing = threading.Lock()
-        self._session: Session | None = None
-        self._session_lock, self._diff_lock = threading.Lock(), threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._sessions_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
         self._control, self._handle, self._descriptors, self._groups = launcher.launch(_plan(spec), spec.limits)
         self._root = self._descriptors["root"]
 
-    def run(self, command: str, timeout: float = 60) -> CommandResult:
-        """Run shell commands in the sandbox's session, a bash on a terminal; state persists between calls.
+    def run(
+        self,
+        command: str,
+        timeout: float = 60,
+        *,
+        session: str = "main",
+        idle_timeout: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CommandResult:
+        """Run shell commands in a session, a bash on a terminal; state persists between calls.
 
-        `timeout` in seconds: then INT, TERM and KILL go to what is running, and the shell is kept where that helps.
+        `timeout` in seconds, `idle_timeout` in seconds without output: then INT, TERM and KILL go to what is running,
+        and the shell is kept where that helps. `on_output` is called with each piece of output (bytes, as printed) as
+        it comes; what it raises stops the command and is raised here. The session `main` opens by itself; steps of one
+        session wait for one another. Raises ValueError for another session that is not open, SessionBusyError while an
+        interactive program holds it, BrokenSandboxError if what ran before left no shell that starts.
         """
-        with self._in_use(), self._session_lock:
-            if self._session is None:
-                control = self._descriptors["control"]
-                self._session = Session("main", control, self._spawn, self.spec.cwd, self._env)
-            step = self._session.run(command, timeout, self.spec.limits.output_chars)
-            return CommandResult(
-                output=step.capture.text(),
-                exit_code=step.exit_code,
-                timed_out=step.timed_out,
-                truncated=step.capture.truncated,
-                restarted=step.restarted,
-                limit=self.limit_hit(),
-                cwd=step.cwd,
-                seconds=step.seconds,
-                output_bytes=step.capture.total,
-            )
+        time, idle = seconds(timeout, "timeout"), seconds(idle_timeout, "idle_timeout")
+        with self._in_use():
+            return self._result(self._session(session).run(command, time, idle, on_output))
+
+    def open_session(
+        self,
+        name: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        rows: int = 50,
+        columns: int = 200,
+    ) -> None:
+        """Open a session beside the others. `env` is added to the sandbox's.
+
+        Raises ValueError if the name is no file name or taken, SandboxError if the directory does not exist.
+        """
+        check_name(name)
+        program.check_environment(env or {})
+        size = check_size(rows, columns)
+        with self._in_use(), self._sessions_lock:
+            if name in self._sessions:
+                raise ValueError(f"session {name!r} is open already")
+            self._open_session(name, cwd or self.spec.cwd, {**self._env, **(env or {})}, size)
+
+    def close_session(self, name: str) -> None:
+        """End a session and what runs in it; a thread that waits for that gets a SandboxError."""
+        with self._in_use():
+            with self._sessions_lock:
+                if name not in self._sessions:
+                    raise ValueError(self._unknown(name))
+                session = self._sessions.pop(name)
+            session.close()
+
+    @property
+    def sessions(self) -> list[str]:
+        """The names of those that are open, oldest first."""
+        return list(self._sessions)
+
+    def interrupt(self, session: str = "main") -> None:
+        """From another thread: stop what the session runs, as a limit on time does, and wait until that is over.
+
+        INT, TERM and KILL go to its foreground; the shell is kept where that helps. Nothing happens if nothing runs.
+        """
+        with self._in_use():
+            if session in self._sessions or session != "main":
+                self._session(session).interrupt()
+
+    def resize(self, rows: int, columns: int, session: str = "main") -> None:
+        """Tell what runs in the session the size of its window, in characters."""
+        size = check_size(rows, columns)
+        with self._in_use():
+            self._session(session).resize(*size)
+
+    def _session(self, name: str) -> Session:
+        found = self._sessions.get(name)
+        if found:
+            return found
+        if name != "main":
+            raise ValueError(self._unknown(name))
+        with self._sessions_lock:
+            if name not in self._sessions:
+                self._open_session(name, self.spec.cwd, self._env, _SIZE)
+            return self._sessions[name]
+
+    def _unknown(self, name: str) -> str:
+        return f"no session {name!r}: open are {', '.join(self._sessions) or 'none'}"
+
+    def _open_session(self, name: str, cwd: str, env: dict[str, str], size: tuple[int, int]) -> None:
+        """`env` is all that its shell starts with. The caller holds the lock."""
+        self._sessions[name] = Session(
+            name,
+            self._descriptors["control"],
+            self._spawn,
+            cwd=cwd,
+            env=env,
+            clean_env=self._env,
+            size=size,
+            output_limit=self.spec.limits.output_chars,
+            is_root_used=bool(self._sessions),
+        )
+
+    def _result(self, step: Step) -> CommandResult:
+        return CommandResult(
+            output=step.capture.text(),
+            exit_code=step.exit_code,
+            timed_out=step.stopped_by in ("timeout", "idle_timeout"),
+            truncated=step.capture.truncated,
+            restarted=step.restarted,
+            limit=self.limit_hit(),
+            cwd=step.cwd,
+            seconds=step.seconds,
+            output_bytes=step.capture.total,
+            stopped_by=step.stopped_by,
+        )
 
     def execute(
         self,
@@ -92,12 +184,12 @@ class Sandbox:
         sandbox's. `on_output` is called with 1 (stdout) or 2 (stderr) and each piece of output as it comes. What it
         leaves in the background lives on.
         """
-        if not argv:
-            raise ValueError("argv is empty")
+        program.check_request(argv, cwd, env or {})
+        limit = seconds(timeout, "timeout")
         with self._in_use():
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
             result = program.run(
-                self._control, request, stdin=stdin, timeout=timeout, max_output=max_output, on_output=on_output
+                self._control, request, stdin=stdin, timeout=limit, max_output=max_output, on_output=on_output
             )
             return ExecResult(**result, limit=self.limit_hit())
 
@@ -111,10 +203,12 @@ class Sandbox:
         env: dict[str, str] | None = None,
     ) -> Terminal:
         """Start a program on a terminal of its own, for a person; it lives beside sessions and one-shot programs."""
+        program.check_request(argv, cwd, env or {})
+        size = check_size(rows, columns)
         with self._in_use():
             variables = {**self._env, "TERM": "xterm", **(env or {})}
             request = {"op": "terminal", "argv": argv, "cwd": cwd or self.spec.cwd, "env": variables}
-            return Terminal(*self._ask({**request, "size": [rows, columns]}))
+            return Terminal(*self._ask({**request, "size": size}))
 
     def read_file(self, path: str, max_bytes: int = 64 << 20) -> bytes:
         """The content of a regular file. A relative path is one below the spec's cwd.
@@ -188,8 +282,8 @@ class Sandbox:
                 fresh.close()
             with self._state:  # calls that were under way have seen the end by now
                 self._state.wait_for(lambda: self._users == 0)
-            if self._session:
-                self._session.close()
+            for session in self._sessions.values():
+                session.close()
             self._control.close()
             for descriptor in (self._handle, *self._descriptors.values()):
                 os.close(descriptor)
@@ -223,8 +317,10 @@ class Sandbox:
     def _absolute(self, path: str) -> str:
         return path if path.startswith("/") else f"{self.spec.cwd}/{path}"
 
-    def _spawn(self, cwd: str, env: dict[str, str]) -> tuple[socket.socket, list[int]]:
-        return self._ask({"op": "shell", "cwd": cwd, "env": env, "size": _SIZE})
+    def _spawn(
+        self, cwd: str, env: dict[str, str], size: tuple[int, int], strict: bool
+    ) -> tuple[socket.socket, list[int]]:
+        return self._ask({"op": "shell", "cwd": cwd, "env": env, "size": size, "strict": strict})
 
     def _ask(self, request: wire.Message) -> tuple[socket.socket, list[int]]:
         """Have pid 1 start something on a terminal; -> (its channel, its descriptors)"""

@@ -9,28 +9,27 @@ the directory from /proc. A shell that never opened the file (inotify) is mute a
 # ruff: noqa: PTH115, PTH116  (pathlib would add a tenth to every step)
 
 import os
-import select
+import re
 import signal
 import socket
 import struct
 import termios
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
 
 from minisandbox_ray.errors import Owner, SandboxError
 
 from .capture import Capture
-from .drain import Master
-from .launcher import pid_of
 from .opens import OpenWatch
-from .shellstate import ShellState
-from .starter import syscalls, wire
+from .shell import Ending, Shell, Sink, reset_modes
+from .spec import StoppedBy
 from .starter.root import CONTROL_DIRECTORY
 
-_SET_UP = b"exec 9<&-; BASH_ARGV0=bash; set +H +o history; unset HISTFILE; trap '\\return 130 2>/dev/null' INT"
-_SET_UP_SECONDS = 30.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_LARGEST = 65535  # rows or columns, unsigned short in the kernel's struct winsize
+_SET_UP = b"exec 9<&-; BASH_ARGV0=bash; set +H +o history; unset HISTFILE; trap '\\return 130 2>/dev/null' INT\n"
 # (signal, seconds until the next, whether the shell itself may go)
 _ESCALATION = (
     (signal.SIGINT, 0.5, False),
@@ -38,9 +37,14 @@ _ESCALATION = (
     (signal.SIGKILL, 0.4, False),
     (signal.SIGKILL, 5.0, True),
 )
+_NUL = b"bash: the command holds a NUL character, which no shell can read; nothing was run\n"
+_FOREVER = float("inf")
 _NEVER = 1 << 62
+_STOPPED: dict[Ending, StoppedBy] = {"time": "timeout", "idle": "idle_timeout", "woken": "interrupt"}
 
-Ending = Literal["done", "dead", "time"]
+Spawn = Callable[[str, dict[str, str], tuple[int, int], bool], tuple[socket.socket, list[int]]]
+"""(directory, environment, rows and columns, whether the directory must exist) -> (a shell's channel, descriptors)"""
+OnOutput = Callable[[bytes], object]
 
 
 class BrokenSandboxError(SandboxError):
@@ -49,275 +53,376 @@ class BrokenSandboxError(SandboxError):
     owner: Owner = "agent"
 
 
+class SessionBusyError(SandboxError):
+    """An interactive program holds the session, or the caller is its own output callback: waiting would not end."""
+
+    owner: Owner = "user"
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a step of a session gave; see CommandResult."""
 
     capture: Capture
     exit_code: int
-    timed_out: bool
+    stopped_by: StoppedBy | None
     restarted: bool
     cwd: str
     seconds: float
 
 
-class _Shell:
-    """One bash process; a session replaces it when it is gone."""
+@dataclass(slots=True, eq=False)
+class Running:
+    """The step that is under way."""
 
-    def __init__(self, channel: socket.socket, descriptors: list[int]) -> None:
-        self.channel = channel
-        master, self.pipe, handle = descriptors
-        try:
-            self.pid = pid_of(handle)
-        finally:
-            os.close(handle)
-        self.terminal = Master(master)
-        self.modes = _reset_modes(master)
-        self.exit_code: int | None = None
-        self.state: ShellState | None = None
-        os.set_blocking(self.pipe, False)
-        self.pipe_inode = os.fstat(self.pipe).st_ino
-        self.poller = select.poll()
-        self.poller.register(self.pipe, select.POLLOUT)
-        self.poller.register(master, select.POLLIN)
-        self.poller.register(channel, select.POLLIN)
-        try:
-            self.activity = os.open(f"/proc/{self.pid}/syscall", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # gone already
-            self.activity = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        self.channel.close()
-        self.terminal.close()
-        os.close(self.pipe)
-        os.close(self.activity)
-        if self.state:
-            self.state.close()
-
-    def is_idle(self) -> bool:
-        """It sleeps in read(2) on the pipe: the byte that is missing there was not stolen through /proc/PID/fd."""
-        for attempt in range(200):
-            try:
-                fields = os.pread(self.activity, 200, 0).split()
-            except OSError:
-                return False
-            if not fields:
-                return False
-            if fields[0] == b"%d" % syscalls.READ_NUMBER:
-                try:
-                    return os.stat(f"/proc/{self.pid}/fd/{int(fields[1], 16)}").st_ino == self.pipe_inode
-                except OSError:
-                    return False
-            if fields[0] != b"running" and attempt > 20:
-                return False
-            time.sleep(0 if attempt < 20 else 0.0005)
-        return False
-
-    def push(self, text: bytes) -> None:
-        try:
-            os.write(self.pipe, text)
-        except (BrokenPipeError, BlockingIOError):  # seen by the poll as an error
-            pass
-
-    def receive(self) -> dict[str, Any]:
-        received = wire.receive(self.channel)
-        if received is None:
-            raise SandboxError("the sandbox is gone (closed, or its first process was killed)")
-        message, _ = received
-        if "exit" in message:
-            self.exit_code = message["exit"]
-        return message
-
-    def kill(self, number: int, since: int, shell: bool) -> None:
-        try:
-            wire.send(self.channel, {"signal": number, "since": since, "shell": shell})
-        except OSError:
-            if self.exit_code is not None:
-                return
-        while self.exit_code is None:
-            if "signalled" in self.receive():
-                return
-
-    def wait(self, capture: Capture, deadline: float) -> Ending:
-        """Until the step is over, the shell is gone, or the deadline (monotonic seconds)."""
-        master = self.terminal.descriptor
-        ending: Ending | None = None
-        while ending is None:
-            if self.exit_code is not None:
-                ending = "dead"
-                break
-            left = deadline - time.monotonic()
-            for descriptor, event in self.poller.poll(max(0.0, left * 1000)):
-                if descriptor == master:
-                    if event & select.POLLIN:
-                        capture.add(_read(master))
-                    else:
-                        self.poller.unregister(master)
-                elif descriptor == self.pipe:
-                    if event & select.POLLERR:  # nothing reads any more: replaced by exec, or dying
-                        self.poller.unregister(self.pipe)
-                    elif self.is_idle():
-                        ending = "done"
-                    else:
-                        self.push(b"\n")
-                else:
-                    self.receive()
-            if ending is None and left <= 0:
-                return "time"
-        for _ in range(64):  # what was printed before the end is in the terminal by now
-            data = _read(master)
-            if not data:
-                break
-            capture.add(data)
-        return ending
+    command: str
+    capture: Capture
+    sink: Sink
+    began: float = field(default_factory=time.monotonic)
+    thread: int | None = field(default_factory=threading.get_ident)
+    """The one that waits for its end; None if it is interactive."""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Of an interactive one: held by the thread that uses it."""
+    stop: bool = False
+    opened: bool = False
+    restarted: bool = False
+    step: Step | None = None
+    """How it ended."""
 
 
-def _read(master: int) -> bytes:
-    try:
-        return os.read(master, 1 << 16)
-    except OSError:
-        return b""
+def check_name(name: str) -> None:
+    """A session's name is a file name. Raises ValueError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a session: up to 64 of A-Z a-z 0-9 _ . - after a letter or digit")
 
 
-def _reset_modes(master: int, characters: list[Any] | None = None) -> list[Any]:
-    """Lines, signals, no echo, output untouched; whatever a program did to it. -> control characters"""
-    modes = termios.tcgetattr(master)
-    modes[0], modes[1] = termios.ICRNL | 0o40000, 0  # IUTF8
-    modes[2] = termios.CS8 | termios.CREAD | termios.B38400
-    modes[3] = termios.ISIG | termios.ICANON | termios.IEXTEN
-    if characters:
-        modes[6] = characters
-    termios.tcsetattr(master, termios.TCSANOW, modes)
-    return modes[6]
+def check_size(rows: int, columns: int) -> tuple[int, int]:
+    for what, value in (("rows", rows), ("columns", columns)):
+        if not isinstance(value, int) or not 1 <= value <= _LARGEST:
+            raise ValueError(f"{what} is {value!r}: it must be 1 to {_LARGEST}")
+    return rows, columns
 
 
 class Session:
-    """One at a time may call. `spawn(cwd, env)` asks pid 1 for a shell: -> (its channel, its descriptors)."""
+    """Threads may share one; its steps run one at a time.
+
+    `env` is what its shell starts with, `clean_env` what one starts with that does not start so any more.
+    """
 
     def __init__(
         self,
         name: str,
         control: int,
-        spawn: Callable[[str, dict[str, str]], tuple[socket.socket, list[int]]],
+        spawn: Spawn,
+        *,
         cwd: str,
         env: dict[str, str],
+        clean_env: dict[str, str],
+        size: tuple[int, int],
+        output_limit: int,
+        is_root_used: bool,
     ) -> None:
-        self.cwd, self.env, self._clean_env = cwd, env, env
-        self._used = False
-        self._name, self._spawn = name, spawn
+        self.name, self.cwd, self.env = name, cwd, env
+        self._clean_env, self._size, self._output_limit, self._is_root_used = (
+            clean_env,
+            size,
+            output_limit,
+            is_root_used,
+        )
+        self._spawn = spawn
+        self._state = threading.Condition()  # guards _running, _closed, _shell and _size
+        self._running: Running | None = None
+        self._closed = False
+        self._shell: Shell | None = None
+        self._opened: OpenWatch | None = None
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._file = os.open(name, flags, 0o644, dir_fd=control)
-        self._opened: OpenWatch | None = None
-        self._shell: _Shell | None = None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self._opened = OpenWatch(f"/proc/self/fd/{self._file}")
-            self._start_shell()
+            self._start_shell(self.env, strict=True)
         except BaseException:
-            self.close()
+            self._free()
             raise
 
     def close(self) -> None:
+        """End what it runs; who waits for that gets a SandboxError. Idempotent."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+            if self._running:
+                self._running.stop = True
+                os.eventfd_write(self._wake, 1)
+            self._state.wait_for(lambda: self._running is None or self._running.thread is None)
+            running = self._running
+        if running:
+            with running.turn:
+                self._release(running)
+        self._free()
+
+    def _free(self) -> None:
         self._give_up_shell()
         if self._opened:
             self._opened.close()
-            self._opened = None
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        os.close(self._file)
+        os.close(self._wake)
 
     def _give_up_shell(self) -> None:
-        """Pid 1 kills a shell whose channel is closed."""
-        if self._shell:
-            self._shell.close()
-            self._shell = None
+        with self._state:
+            shell, self._shell = self._shell, None
+        if shell:
+            shell.close()
 
-    def _start_shell(self) -> _Shell:
-        """A new shell in the last directory, with the last exported variables if one starts with them."""
+    def _start_shell(self, env: dict[str, str], strict: bool = False) -> Shell:
+        """A new shell in the last directory, or the nearest that is left; it has not proved to work."""
         self._give_up_shell()
-        for env in (self.env, self._clean_env):
-            shell = _Shell(*self._spawn(self.cwd, env))
-            try:
-                self._begin(shell, _SET_UP)
-                if shell.wait(Capture(1000), time.monotonic() + _SET_UP_SECONDS) == "done" and self._was_opened():
-                    shell.state = ShellState(shell.pid)
-                    self._shell, self.env = shell, env
-                    return shell
-            finally:
-                if not self._shell:
-                    shell.close()
-        message = "no shell starts in this sandbox any more: its files were destroyed, or a limit holds"
-        raise BrokenSandboxError(message) if self._used else SandboxError(message)
+        channel, descriptors = self._spawn(self.cwd, env, self._size, strict)
+        shell = Shell(channel, descriptors, self._wake, self._output_limit // 4)
+        with self._state:
+            self._shell, self.env = shell, env
+        return shell
 
-    def _begin(self, shell: _Shell, text: bytes) -> None:
+    # A step: begin, then advance, perhaps often, then conclude.
+
+    def run(self, command: str, timeout: float, idle_timeout: float, on_output: OnOutput | None) -> Step:
+        """Run a command to its end or a limit (seconds). Raises SandboxError if the sandbox is gone.
+
+        What `on_output` raises stops the command as a limit does, and is raised.
+        """
+        capture, failures = Capture(self._output_limit), list[Exception]()
+
+        def sink(data: bytes) -> bool:
+            capture.add(data)
+            if on_output and not failures:
+                try:
+                    on_output(data)
+                except Exception as error:
+                    failures.append(error)
+                    return True
+            return False
+
+        running = Running(command, capture, sink)
+        self.begin(running)
+        try:
+            ending = self.advance(running, running.began + timeout, idle_timeout)
+            step = self.conclude(running, ending)
+        except BaseException:
+            self.abandon(running)
+            raise
+        if failures:
+            raise failures[0]
+        return step
+
+    def begin(self, running: Running) -> None:
+        """Wait for the session's other steps to end, and start this one. Raises SessionBusyError."""
+        me = threading.get_ident()
+        with self._state:
+            while self._running:
+                if self._running.thread is None:
+                    raise SessionBusyError(
+                        f"session {self.name!r} is held by an interactive program: {self._running.command[:60]!r}"
+                    )
+                if self._running.thread == me:
+                    raise SessionBusyError(f"session {self.name!r} was asked to run a step in the middle of its step")
+                self._state.wait()
+            if self._closed:
+                raise SandboxError(f"session {self.name!r} is closed")
+            self._running = running
+        try:
+            shell = self._shell or self._start_shell(self.env)
+            self.resume(running)
+            if "\0" in running.command:
+                running.sink(_NUL)
+            if not shell.is_new:
+                reset_modes(shell.terminal.descriptor, shell.characters)
+            self._feed(shell, _script(running.command))
+        except BaseException:  # interrupted in the middle: what the shell is doing is unknown
+            self.abandon(running)
+            raise
+
+    def resume(self, running: Running) -> None:
+        """Take the terminal, and what was printed since it was left."""
+        shell = self._the_shell()
+        kept = shell.terminal.take()
+        if kept:
+            running.sink(kept.data())
+            running.capture.note_cut(kept)
+
+    def pause(self) -> None:
+        """Leave the terminal to the drain thread."""
+        self._the_shell().terminal.leave()
+
+    def _the_shell(self) -> Shell:
+        if self._shell is None:
+            raise SandboxError(f"session {self.name!r} is closed")
+        return self._shell
+
+    def _feed(self, shell: Shell, text: bytes) -> None:
         written = 0
         while written < len(text):
             written += os.pwrite(self._file, text[written:], written)
         os.ftruncate(self._file, len(text))
         self._was_opened()
-        shell.push(f"\\. {CONTROL_DIRECTORY}/{self._name}\n\n".encode())
+        control_line = f"\\. {CONTROL_DIRECTORY}/{self.name}\n\n".encode()
+        shell.push(_SET_UP + control_line if shell.is_new else control_line)
 
     def _was_opened(self) -> bool:
         assert self._opened
         return self._opened.was_opened()
 
-    def run(self, command: str, timeout: float, output_limit: int) -> Step:
-        """Run a command to its end or its time limit (seconds). Raises SandboxError if the sandbox is gone."""
-        try:
-            return self._run(command, timeout, output_limit)
-        except BaseException:  # interrupted in the middle: what the shell is doing is unknown
-            self._give_up_shell()
-            raise
+    def advance(self, running: Running, deadline: float, idle: float) -> Ending:
+        """Wait as Shell.wait does; a shell that cannot begin the step is replaced."""
+        while True:
+            shell = self._the_shell()
+            ending = shell.wait(running.sink, deadline, idle)
+            if ending == "woken" and self._closed:
+                raise SandboxError(f"session {self.name!r} was closed")
+            running.opened = running.opened or self._was_opened()
+            if running.opened:
+                shell.is_new = False
+                self._is_root_used = True
+            if running.opened or ending not in ("done", "dead"):
+                return ending
+            # it never began: `.` shadowed or disabled, extdebug, …, or a shell that was killed between steps
+            env = self.env
+            if shell.is_new:
+                if env is self._clean_env:
+                    self._give_up_shell()
+                    message = "no shell starts in this sandbox any more: its files were destroyed, or a limit holds"
+                    raise BrokenSandboxError(message) if self._is_root_used else SandboxError(message)
+                env = self._clean_env
+            else:
+                running.restarted = True
+            if ending == "done":
+                shell.kill(signal.SIGKILL, _NEVER, shell=True)
+            running.capture.clear()
+            self._feed(self._start_shell(env), _script(running.command))
 
-    def _run(self, command: str, timeout: float, output_limit: int) -> Step:
-        began = time.monotonic()
-        text = command.encode("utf-8", "surrogateescape") + b"\n"
-        capture, timed_out, restarted = Capture(output_limit), False, False
-        shell = self._shell or self._start_shell()
-        self._used = True
-        shell.terminal.take()
-        _reset_modes(shell.terminal.descriptor, shell.modes)
-        self._begin(shell, text)
-        ending = shell.wait(capture, began + timeout)
-        if ending == "done" and not self._was_opened():  # mute: `.` shadowed or disabled, extdebug, …; it never began
-            shell.kill(signal.SIGKILL, _NEVER, shell=True)
-            shell = self._start_shell()
-            capture, restarted = Capture(output_limit), True
-            self._begin(shell, text)
-            ending = shell.wait(capture, began + timeout)
-        if ending == "time":
-            timed_out = True
-            age = time.monotonic() - began
-            since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * os.sysconf("SC_CLK_TCK"))
-            for number, grace, may_kill_shell in _ESCALATION:
-                shell.kill(number, since, may_kill_shell)
-                ending = shell.wait(capture, time.monotonic() + grace)
-                if ending != "time":
-                    break
-        exit_code = self._note(shell) if ending == "done" else None
+    def conclude(self, running: Running, ending: Ending) -> Step:
+        """The step's result, once it has ended; it is stopped first if it has not."""
+        shell, stopped_by = self._the_shell(), _STOPPED.get(ending)
+        if ending not in ("done", "dead"):
+            ending = self._stop(shell, running)
+        exit_code = self._note(shell) if ending == "done" and running.opened else None
         if exit_code is None:
             code = shell.exit_code
             exit_code = 1 if code is None else 128 - code if code < 0 else code
-            restarted = True
-            try:
-                shell = self._start_shell()
-            except BrokenSandboxError:  # told by the next step; this one has a result
-                return Step(capture, exit_code, timed_out, restarted, self.cwd, time.monotonic() - began)
-        elif timed_out:  # an INT that comes late must not hit the next step
-            self._begin(shell, b"return %d\n" % exit_code)
-            if shell.wait(Capture(1000), time.monotonic() + 2) != "done":
-                restarted = True
+            self._restart(running)
+        elif stopped_by or running.thread is None:  # an INT that comes late must not hit the next step
+            if running.thread is None:  # nor may it read what was typed
+                termios.tcflush(shell.terminal.descriptor, termios.TCOFLUSH)
+                reset_modes(shell.terminal.descriptor, shell.characters, termios.TCSAFLUSH)
+            self._feed(shell, b"return %d\n" % exit_code)
+            if shell.wait(_ignore, time.monotonic() + 2, _FOREVER) != "done":
                 shell.kill(signal.SIGKILL, _NEVER, shell=True)
-                shell = self._start_shell()
-        shell.terminal.leave()
-        return Step(capture, exit_code, timed_out, restarted, self.cwd, time.monotonic() - began)
+                self._restart(running)
+        if self._shell:
+            self._shell.terminal.leave()
+        step = Step(
+            running.capture, exit_code, stopped_by, running.restarted, self.cwd, time.monotonic() - running.began
+        )
+        running.step = step
+        self._release(running)
+        return step
 
-    def _note(self, shell: _Shell) -> int | None:
+    def abandon(self, running: Running) -> None:
+        """What the shell is doing is unknown: it is replaced."""
+        self._give_up_shell()
+        self._release(running)
+
+    def _release(self, running: Running) -> None:
+        with self._state:
+            if self._running is running:
+                self._running = None
+                if running.stop and not self._closed:  # told too late to be seen
+                    try:
+                        os.eventfd_read(self._wake)
+                    except BlockingIOError:
+                        pass
+            self._state.notify_all()
+
+    def _restart(self, running: Running) -> None:
+        running.restarted = True
+        try:
+            self._start_shell(self.env)
+        except SandboxError:  # told by the next step; this one has a result
+            pass
+
+    def _stop(self, shell: Shell, running: Running) -> Ending:
+        age = time.monotonic() - running.began
+        since = int((time.clock_gettime(time.CLOCK_BOOTTIME) - age) * os.sysconf("SC_CLK_TCK"))
+        ending: Ending = "time"
+        for number, grace, may_kill_shell in _ESCALATION:
+            shell.kill(number, since, may_kill_shell)
+            deadline = time.monotonic() + grace
+            while (ending := shell.wait(running.sink, deadline, _FOREVER)) in ("woken", "enough"):
+                pass
+            if ending != "time":
+                break
+        return ending
+
+    def _note(self, shell: Shell) -> int | None:
         """Exit code, directory and exported variables; None if the shell cannot tell any more."""
-        assert shell.state
         try:
             exit_code = shell.state.exit_code()
-            self.cwd = os.readlink(f"/proc/{shell.pid}/cwd").removesuffix(" (deleted)")
+            self.cwd = self._directory(shell)
             self.env = shell.state.exported() or self.env
         except (OSError, struct.error):
             return None
         return exit_code
+
+    @staticmethod
+    def _directory(shell: Shell) -> str:
+        path = f"/proc/{shell.pid}/cwd"
+        directory = os.readlink(path)
+        if directory.endswith(" (deleted)") and os.stat(path).st_nlink == 0:
+            return directory.removesuffix(" (deleted)")
+        return directory
+
+    # From any thread, at any time.
+
+    def interrupt(self) -> None:
+        """Stop the step that is under way, as a limit does, and wait until it is over; nothing if none is."""
+        with self._state:
+            running = self._running
+            if running is None or running.thread == threading.get_ident():
+                return
+            running.stop = True
+            os.eventfd_write(self._wake, 1)
+        if running.thread is None:
+            with running.turn:
+                if self._running is running:
+                    self.stop(running)
+        with self._state:
+            self._state.wait_for(lambda: self._running is not running)
+
+    def stop(self, running: Running) -> Step:
+        """End an interactive step, by who holds its turn."""
+        try:
+            self.resume(running)
+            return self.conclude(running, "woken")
+        except BaseException:
+            self.abandon(running)
+            raise
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell what runs the size of the window, in characters."""
+        with self._state:
+            self._size = rows, columns
+            if self._shell:
+                termios.tcsetwinsize(self._shell.terminal.descriptor, self._size)
+
+
+def _script(command: str) -> bytes:
+    if "\0" in command:
+        return b"return 126\n"
+    try:
+        text = command.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # halves of characters, as JSON can hold them: pairs are joined, others replaced
+        text = command.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return text + b"\n"
+
+
+def _ignore(_: bytes) -> None:
+    pass

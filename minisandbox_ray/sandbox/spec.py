@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+StoppedBy = Literal["timeout", "idle_timeout", "interrupt"]
 LimitName = Literal["memory", "pids", "disk", "cpu"]
 
 
@@ -90,11 +91,14 @@ class CommandResult:
     """What a command of a session gave."""
 
     output: str
-    """Standard output and error as they came, terminal escapes removed, undecodable bytes replaced."""
+    """Standard output and error as they came, terminal escapes removed, undecodable bytes replaced.
+
+    What background jobs printed since the last command comes first.
+    """
     exit_code: int
     """`$?`; 128 + signal if the shell itself died by a signal. An unspecified integer if timed out."""
     timed_out: bool
-    """The time limit ended it; the session lives on."""
+    """A time limit ended it (`stopped_by` says which); the session lives on."""
     truncated: bool
     """The middle of the output was cut; a marker in it says how much."""
     restarted: bool
@@ -107,6 +111,8 @@ class CommandResult:
     """Wall time."""
     output_bytes: int
     """How much was printed, before cutting."""
+    stopped_by: StoppedBy | None = None
+    """What ended it early: `timeout` (limit on time), `idle_timeout` (on time without output) or `interrupt`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ class Init:
 
     def _shell(self, message: dict[str, Any], channel: socket.socket) -> Child:
         """A bash on a new terminal of the sandbox's own, which reads its commands from a pipe of one slot."""
+        if message["strict"]:
+            os.close(os.open(message["cwd"], os.O_PATH | os.O_DIRECTORY))
         for path, target in self.links.items():
             if not os.path.lexists(path):
                 try:
@@ -225,7 +227,7 @@ def _become_or_tell(message: dict[str, Any], streams: list[int]) -> None:
 def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], strict: bool) -> None:
     """In a forked child: take these descriptors and no others, and exec argv with the message's `env` in its `cwd`.
 
-    If that directory is gone, `strict` raises, else it is /.
+    If that directory is gone, `strict` raises, else it is the nearest that is left.
     """
     lifted = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for number, descriptor in streams.items()}
     for number, descriptor in lifted.items():  # lifted first: the numbers, all below 10, may collide
@@ -241,13 +243,18 @@ def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], s
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     with open("/proc/self/oom_score_adj", "w") as file:  # rather than pid 1
         file.write("500")
-    try:
-        os.chdir(message["cwd"])
-    except OSError:
-        if strict:
-            raise
-        os.chdir("/")
+    _change_directory(message["cwd"], strict)
     os.execvpe(argv[0], argv, message["env"])
+
+
+def _change_directory(path: str, strict: bool) -> None:
+    while True:
+        try:
+            return os.chdir(path)
+        except OSError:
+            if strict or path in ("/", ""):
+                raise
+            path = os.path.dirname(path.rstrip("/"))
 
 
 def kill(pid: int, number: int) -> None:
