@@ -89,7 +89,7 @@ class _Build:
         if record:
             self.commands.append(command)
         done = self.box.execute(["/bin/bash", "-c", f"exec 2>&1\n{command}"], timeout=STEP_TIMEOUT, cwd="/testbed")
-        if done.exit_code == 0 and not done.timed_out and not done.limit:
+        if done.exit_code == 0 and not done.timed_out and done.limit in (None, "output"):
             return
         why = f"hit its {done.limit} limit" if done.limit else f"ended with status {done.exit_code}"
         if done.timed_out:

@@ -4,9 +4,12 @@ from minisandbox_ray.rollout.actions import HOW_TO_ACT, Malformed
 from minisandbox_ray.sandbox import CommandResult
 
 LIMIT_NOTES = {
+    "wall_time": "The sandbox's time is up.",
     "memory": "The sandbox ran out of memory.",
     "pids": "The sandbox ran out of processes.",
     "disk": "The sandbox ran out of disk space.",
+    "cpu": "The command was slowed down by the sandbox's limit on processor time.",
+    "output": "The middle of the output was cut.",
 }
 
 

@@ -7,7 +7,7 @@
 """
 
 from .diff import DiffTooLargeError
-from .sandbox import Sandbox, check_supported
+from .sandbox import Sandbox, WallTimeError, check_supported
 from .session import BrokenSandboxError
 from .spec import Bind, CommandResult, ExecResult, Limits, Overlay, SandboxSpec
 from .terminal import Terminal
@@ -23,5 +23,6 @@ __all__ = [
     "Sandbox",
     "SandboxSpec",
     "Terminal",
+    "WallTimeError",
     "check_supported",
 ]

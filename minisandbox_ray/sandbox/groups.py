@@ -1,4 +1,7 @@
-"""The control groups of one sandbox as its owner sees them: the limits in them, and which of those were hit."""
+"""The control groups of one sandbox as its owner sees them: the limits in them, and which of those were hit.
+
+Or what its watchdog tells of them, where it has no such group.
+"""
 
 import contextlib
 import os
@@ -7,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .spec import LimitName, Limits
-from .starter import cgroups
+from .starter import cgroups, watchdog
 
 _MIB = 1 << 20
 _PERIOD = 100_000  # microseconds, in which the processor time is counted; the kernel's default
+_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # swap is not accounted on every kernel
 _EVENTS: dict[LimitName, tuple[dict[int, str], bytes]] = {
     # limit: ({cgroup version: file}, the key in it that counts hits)
     "memory": ({1: "memory.oom_control", 2: "memory.events"}, b"oom_kill"),
@@ -25,6 +29,7 @@ class Groups:
     def __init__(self, places: Mapping[str, tuple[str, int]], limits: Limits) -> None:
         self.directories = list({Path(directory) for directory, _ in places.values()})
         self._files: dict[LimitName, tuple[int, bytes]] = {}
+        self._watchdog: int | None = None
         self._lock = threading.Lock()
         try:
             for name, (files, key) in _EVENTS.items():
@@ -32,12 +37,19 @@ class Groups:
                     continue
                 directory, version = Path(places[name][0]), places[name][1]
                 for file, value in _settings(name, version, limits).items():
-                    _write(directory / file, value)
-                self._files[name] = os.open(directory / files[version], os.O_RDONLY | os.O_CLOEXEC), key
+                    path = directory / file
+                    if path.exists() or file not in _OPTIONAL:
+                        path.write_text(value)
+                with contextlib.suppress(FileNotFoundError):  # no cpu.stat without bandwidth control
+                    self._files[name] = os.open(directory / files[version], os.O_RDONLY | os.O_CLOEXEC), key
             self._seen = self._counts()
         except BaseException:
             self.close()
             raise
+
+    def add_watchdog(self, descriptor: int | None) -> None:
+        """What the sandbox's watchdog writes its hits to, if it has one; stays the caller's."""
+        self._watchdog = descriptor
 
     def _counts(self) -> dict[LimitName, int]:
         found: dict[LimitName, int] = {}
@@ -46,6 +58,9 @@ class Groups:
                 word, _, value = line.partition(b" ")
                 if word == key:
                     found[name] = int(value)
+        if self._watchdog is not None:
+            memory, pids = watchdog.HITS.unpack(os.pread(self._watchdog, watchdog.HITS.size, 0))
+            return {"memory": memory, "pids": pids, **found}  # it counts what no group does
         return found
 
     def new_hits(self) -> list[LimitName]:
@@ -59,6 +74,7 @@ class Groups:
     def close(self) -> None:
         """After the sandbox's processes are gone. What resists is left to the starter, and to the next sweep."""
         with self._lock:
+            self._watchdog = None
             for descriptor, _ in self._files.values():
                 os.close(descriptor)
             self._files = {}
@@ -69,17 +85,16 @@ class Groups:
 
 def _settings(name: LimitName, version: int, limits: Limits) -> dict[str, str]:
     """{file: value}, in the order in which they must be written."""
-    memory, swap = limits.memory_mib * _MIB, 0
+    memory, swap = limits.memory_mib * _MIB, limits.swap_mib * _MIB
     if name == "memory":
         if version == 2:
             return {"memory.max": str(memory), "memory.swap.max": str(swap)}
         return {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory + swap)}
     if name == "pids":
         return {"pids.max": str(limits.pids)}
-    return {}
-
-
-def _write(path: Path, value: str) -> None:
-    """Swap is not accounted on every kernel."""
-    with contextlib.suppress(FileNotFoundError) if "sw" in path.name else contextlib.nullcontext():
-        path.write_text(value)
+    if limits.cpus is None:
+        return {}
+    quota = max(1000, round(limits.cpus * _PERIOD))  # the kernel's least
+    if version == 2:
+        return {"cpu.max": f"{quota} {_PERIOD}"}
+    return {"cpu.cfs_period_us": str(_PERIOD), "cpu.cfs_quota_us": str(quota)}

@@ -95,7 +95,9 @@ def launch(plan: dict[str, Any], limits: Limits) -> tuple[socket.socket, int, di
                     raise
                 if received := _answer(control):
                     message, descriptors = received
-                    return control, handle, dict(zip(message["descriptors"], descriptors, strict=True)), groups
+                    found = dict(zip(message["descriptors"], descriptors, strict=True))
+                    groups.add_watchdog(found.get("hits"))
+                    return control, handle, found, groups
         except BaseException as error:
             _give_up(control, handle, groups)
             if isinstance(error, OSError):

@@ -7,13 +7,14 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from minisandbox_ray.errors import SandboxError
+from minisandbox_ray.errors import Owner, SandboxError
 
 from . import diff as diff_
 from . import files, launcher, program
@@ -29,6 +30,12 @@ _SPAWN_SECONDS, _CLOSE_SECONDS = 60.0, 30.0
 _SHARED_MEMORY_MIB = 64
 _SIZE = (50, 200)  # rows and columns of a session's terminal
 _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
+
+
+class WallTimeError(SandboxError):
+    """The sandbox's time is up."""
+
+    owner: Owner = "agent"
 
 
 class Sandbox:
@@ -51,7 +58,13 @@ class Sandbox:
         self._sessions_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
         self._control, self._handle, self._descriptors, self._groups = launcher.launch(_plan(spec), spec.limits)
+        self._deadline = time.monotonic() + spec.limits.wall_seconds  # pid 1's is some seconds later
         self._root = self._descriptors["root"]
+        try:
+            self._descriptors["shm"] = paths.open_in_root(self._root, "/dev/shm", os.O_PATH | os.O_DIRECTORY)
+        except BaseException:
+            self.close()
+            raise
 
     def run(
         self,
@@ -72,7 +85,7 @@ class Sandbox:
         """
         time, idle = seconds(timeout, "timeout"), seconds(idle_timeout, "idle_timeout")
         with self._in_use():
-            return self._result(self._session(session).run(command, time, idle, on_output))
+            return self._result(self._session(session).run(command, min(time, self._seconds_left()), idle, on_output))
 
     def open_session(
         self,
@@ -153,13 +166,14 @@ class Sandbox:
         )
 
     def _result(self, step: Step) -> CommandResult:
+        timed_out = step.stopped_by in ("timeout", "idle_timeout")
         return CommandResult(
             output=step.capture.text(),
             exit_code=step.exit_code,
-            timed_out=step.stopped_by in ("timeout", "idle_timeout"),
+            timed_out=timed_out,
             truncated=step.capture.truncated,
             restarted=step.restarted,
-            limit=self.limit_hit(),
+            limit=self._limit(timed_out=timed_out, truncated=step.capture.truncated),
             cwd=step.cwd,
             seconds=step.seconds,
             output_bytes=step.capture.total,
@@ -185,13 +199,15 @@ class Sandbox:
         leaves in the background lives on.
         """
         program.check_request(argv, cwd, env or {})
-        limit = seconds(timeout, "timeout")
+        time_limit = seconds(timeout, "timeout")
         with self._in_use():
+            left = min(time_limit, self._seconds_left())
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
             result = program.run(
-                self._control, request, stdin=stdin, timeout=limit, max_output=max_output, on_output=on_output
+                self._control, request, stdin=stdin, timeout=left, max_output=max_output, on_output=on_output
             )
-            return ExecResult(**result, limit=self.limit_hit())
+            limit = self._limit(timed_out=result["timed_out"], truncated=result["truncated"])
+            return ExecResult(**result, limit=limit)
 
     def open_terminal(
         self,
@@ -301,18 +317,30 @@ class Sandbox:
         return not poller.poll(0)
 
     @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """While a call is under way its descriptors stay open. Raises SandboxError if the sandbox is closed."""
+    def _in_use(self, *, late: bool = False) -> Iterator[None]:
+        """While a call is under way its descriptors stay open.
+
+        Raises SandboxError if the sandbox is closed, WallTimeError (unless `late`) if its time is up.
+        """
         with self._state:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
+            if not late:
+                self._check_time()
             self._users += 1
         try:
             yield
+        except SandboxError:
+            self._check_time()  # why it is gone
+            raise
         finally:
             with self._state:
                 self._users -= 1
                 self._state.notify_all()
+
+    def _check_time(self) -> None:
+        if self._seconds_left() <= 0:
+            raise WallTimeError(f"the sandbox's time is up: limits.wall_seconds is {self.spec.limits.wall_seconds:g}")
 
     def _absolute(self, path: str) -> str:
         return path if path.startswith("/") else f"{self.spec.cwd}/{path}"
@@ -340,12 +368,32 @@ class Sandbox:
         return channel, received[1]
 
     def limit_hit(self) -> LimitName | None:
-        """A limit that was hit since the last call or result, or a disk that is full now."""
+        """A limit that was hit since the last call or result, or a disk that is full now. Also after its wall time."""
+        with self._in_use(late=True):
+            return self._limit()
+
+    def _limit(self, *, timed_out: bool = False, truncated: bool = False) -> LimitName | None:
+        """The gravest limit that was hit; which of them matter depends on how the command ended."""
         hits = self._groups.new_hits()
-        if hits:
-            return hits[0]
-        status = os.fstatvfs(self._root)
-        return "disk" if status.f_bavail * status.f_frsize <= _FULL else None
+        if timed_out and self._seconds_left() <= 0:
+            return "wall_time"
+        for name in ("memory", "pids"):
+            if name in hits:
+                return name
+        if any(map(_is_full, (self._root, self._descriptors["shm"]))):
+            return "disk"
+        if timed_out and "cpu" in hits:
+            return "cpu"
+        return "output" if truncated else None
+
+    def _seconds_left(self) -> float:
+        """Of its wall time."""
+        return self._deadline - time.monotonic()
+
+
+def _is_full(file_system: int) -> bool:
+    status = os.fstatvfs(file_system)
+    return status.f_bavail * status.f_frsize <= _FULL or (status.f_files > 0 and status.f_favail == 0)
 
 
 def _plan(spec: SandboxSpec) -> dict[str, Any]:
@@ -370,6 +418,9 @@ def _plan(spec: SandboxSpec) -> dict[str, Any]:
         "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16)),
         "open_files": limits.open_files,
         "memory_mib": limits.memory_mib,
+        "pids": limits.pids,
+        "wall_seconds": limits.wall_seconds,
+        "groups": True,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 StoppedBy = Literal["timeout", "idle_timeout", "interrupt"]
-LimitName = Literal["memory", "pids", "disk", "cpu"]
+LimitName = Literal["wall_time", "memory", "pids", "disk", "cpu", "output"]
 
 
 def _absolute(path: str) -> str:
@@ -24,8 +24,14 @@ class _Model(BaseModel):
 
 
 class Limits(_Model):
+    """What a sandbox may use. Which means enforce it on this machine: `python -m minisandbox_ray doctor`."""
+
     memory_mib: Annotated[int, Field(ge=16, le=1 << 30)] = 2048
-    """All processes together, what they write (it lives in memory) and swap included; MiB."""
+    """All processes together and what they write (it lives in memory); MiB. The biggest process is killed."""
+    swap_mib: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+    """What may be swapped out beyond that; MiB."""
+    cpus: Annotated[float, Field(ge=0.01, le=4096)] | None = None
+    """Processor time per time, in processors. None: any that is free; busy sandboxes share the processors equally."""
     pids: Annotated[int, Field(gt=2, le=4_194_304)] = 256
     """Processes and threads at a time."""
     disk_mib: Annotated[int, Field(gt=0, le=1 << 30)] = 1024
@@ -34,6 +40,8 @@ class Limits(_Model):
     """File descriptors of one process."""
     output_chars: Annotated[int, Field(gt=100)] = 60_000
     """Of a command's output, half from the start and half from the end are kept; bytes before decoding."""
+    wall_seconds: Annotated[float, Field(gt=0, le=1e9)] = 86_400
+    """From its start to its end; seconds. A command is cut to what is left, later calls raise WallTimeError."""
 
 
 class Overlay(_Model):
@@ -104,7 +112,12 @@ class CommandResult:
     restarted: bool
     """The shell had to be replaced: directory and exported variables are kept, the rest of its state is lost."""
     limit: LimitName | None
-    """The limit that was hit since the last result; `disk` while nothing is free on it."""
+    """The gravest limit that was hit since the last result.
+
+    `wall_time`: the sandbox's time was up before the command's. `memory`: a process was killed. `pids`: one could not
+    be started. `disk`: nothing is free on it, or in /dev/shm. `cpu`: the command took too long while it was held back.
+    `output`: only what is told of it was cut; see `truncated`.
+    """
     cwd: str
     """The session's directory afterwards."""
     seconds: float
@@ -128,6 +141,6 @@ class ExecResult:
     truncated: bool
     """The middle of an output was cut; a marker in it says how much."""
     limit: LimitName | None
-    """The limit that was hit since the last result; `disk` while nothing is free on it."""
+    """The gravest limit that was hit since the last result; see CommandResult."""
     seconds: float
     """Wall time."""

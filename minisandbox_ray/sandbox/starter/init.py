@@ -4,7 +4,7 @@ Each shell and each one-shot program has a socket of its own to the host ("chann
 signals for it are asked for. When the host's end of the control socket closes, the sandbox ends.
 """
 
-# ruff: noqa: PTH123, PTH208, PTH211
+# ruff: noqa: PTH120, PTH123, PTH208, PTH211
 
 import errno
 import fcntl
@@ -17,9 +17,11 @@ import termios
 import time
 from typing import Any
 
-from . import wire
+from . import watchdog, wire
 
 _PIPE_SIZE = 4096  # one page: one slot
+_LAST_SECONDS = 5.0  # after its wall time, in which its owner ends commands in good order
+_LONGEST_SLEEP = 86_400.0  # seconds; poll(2) takes no number of milliseconds beyond 31 bits
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _SHELL = ["/bin/bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
 
@@ -37,8 +39,13 @@ class Child:
 
 
 class Init:
-    def __init__(self, control: socket.socket, links: dict[str, str]) -> None:
-        self.control, self.links = control, links
+    """Whatever becomes of its owner, the sandbox ends after `wall_seconds`."""
+
+    def __init__(
+        self, control: socket.socket, links: dict[str, str], wall_seconds: float, watch: watchdog.Watchdog | None
+    ) -> None:
+        self.control, self.links, self.watch = control, links, watch
+        self.deadline = time.monotonic() + wall_seconds + _LAST_SECONDS
         self.children: dict[int, Child] = {}
         self.channels: dict[int, Child] = {}
         self.poller = select.poll()
@@ -51,7 +58,7 @@ class Init:
         self.poller.register(woken, select.POLLIN)
         self.poller.register(self.control, select.POLLIN)
         while True:
-            for descriptor, _ in self.poller.poll():
+            for descriptor, _ in self.poller.poll(self._on_time() * 1000):
                 if descriptor == woken:
                     os.read(woken, 4096)
                 elif descriptor == self.control.fileno():
@@ -60,10 +67,19 @@ class Init:
                     self._signal(self.channels[descriptor])
             self._reap()
 
+    def _on_time(self) -> float:
+        """Do what is due; -> seconds until the next."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            os._exit(0)
+        return min(left, self.watch.check() if self.watch else _LONGEST_SLEEP)
+
     def _request(self) -> None:
         received = wire.receive(self.control)
         if received is None:
             os._exit(0)
+        if self.watch:
+            self.watch.hurry()
         message, (channel_descriptor, *descriptors) = received
         channel = socket.socket(fileno=channel_descriptor)
         try:
@@ -157,12 +173,11 @@ class Init:
             try:
                 return os.fork()
             except OSError:
+                if self.watch and self.watch.pids:
+                    self.watch.hit("pids")
                 if not evict:
                     raise
-            try:
-                os.kill(-1, signal.SIGKILL)
-            except OSError:
-                pass
+            watchdog.kill_everything()
             self._reap()
             time.sleep(0.01)
         return os.fork()

@@ -17,7 +17,7 @@ import struct
 import time
 from typing import Any
 
-from . import cgroups, etc, init, root, seccomp, syscalls, wire
+from . import cgroups, etc, init, root, seccomp, syscalls, watchdog, wire
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid: what package managers and test suites need. A network of
 # its own adds net_bind_service.
@@ -107,7 +107,8 @@ def _launch(
     stage = "first process"
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        groups = cgroups.make(places, name)  # as root of the host, and before anything is made that is to be limited
+        # as root of the host, and before anything is made that is to be limited
+        groups = cgroups.make(places if plan["groups"] else [], name)
         wire.send(control, {"groups": groups}, [handle := os.pidfd_open(os.getpid())])
         os.close(handle)
         private_network = plan["network"] == "none"
@@ -125,9 +126,8 @@ def _launch(
         if private_network:
             _raise_loopback()
         socket.sethostname(plan["hostname"])
-        _limit(resource.RLIMIT_NOFILE, plan["open_files"])
-        if "memory" not in groups:
-            _limit(resource.RLIMIT_DATA, plan["memory_mib"] << 20)
+        watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
+        watch = watchdog.start(plan, groups, counts_processes=False)
         _avoid_out_of_memory_killer()
         links = root.top_level_links()
         stage = "privileges"
@@ -137,9 +137,11 @@ def _launch(
         syscalls.set_capabilities(capabilities)
         syscalls.install_seccomp_filter(seccomp_filter)
         syscalls.set_undumpable()
+        if watch:
+            descriptors["hits"] = watch.descriptor
         wire.send(control, {"descriptors": list(descriptors)}, list(descriptors.values()))
         _keep_only(control)
-        init.Init(control, links).serve()
+        init.Init(control, links, plan["wall_seconds"], watch).serve()
     except BaseException as error:
         _report(control, f"{stage}: {error or type(error).__name__}")
     os._exit(1)
@@ -168,12 +170,6 @@ def _avoid_out_of_memory_killer() -> None:
             file.write("-1000")
     except PermissionError:  # no CAP_SYS_RESOURCE
         pass
-
-
-def _limit(kind: int, value: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
 
 
 def _raise_loopback() -> None:
