@@ -1,28 +1,31 @@
-"""Reset and command round trip, side by side in one run.
+"""Start, stop, round trip, fork and upkeep of sandboxes, side by side with their peers in one run.
 
-Against ours stand: the published method (arXiv 2602.11210), which unpacks a .tar.gz of the environment with Python's
-``tarfile`` for every rollout, and SWE-ReX's local runtime, the terminal layer of SWE-agent. The environment is a real
-one of about 300 MB. Ratios are theirs over ours: how many times faster ours is. A peer that is not installed is a null.
+The environment is a real one of about 300 MB. Ratios are theirs over ours, how many times faster ours is, but
+fork_vs_start and start256_vs_1 (ours over ours). A peer that is not installed is a null, and so is what a quick run
+leaves out. Peers, each in its file in peers/: bubblewrap, podman with crun or runc, the published method
+(arXiv 2602.11210: a .tar.gz unpacked by Python's tarfile for every rollout), SWE-ReX's local runtime and
+mini-swe-agent's local environment (`pip install -e .[bench]`).
 
-    python benchmarks/sandbox.py [--json FILE]
+    python benchmarks/sandbox.py [--quick] [--only NAME …] [--json FILE]
+
+A full run takes about 8 minutes on 2 quiet cores, half of it for 32 unpacks (12 GB of disk, deleted at the end); a
+quick one 2 minutes: fewer repeats, 4 unpacks in place of 32.
 """
 
 import argparse
-import asyncio
-import json
-import shutil
-import statistics
-import tarfile
+import resource
+import signal
+import sys
 import tempfile
-import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+import starts
+import upkeep
+from peers import podman
+from report import Report
 
-from minisandbox_ray.environments import Environment, EnvSpec, NodeStore, build_environment, cache_root
-from minisandbox_ray.sandbox import Sandbox
+from minisandbox_ray.environments import EnvSpec, NodeStore, build_environment, cache_root
 
 SPEC = EnvSpec(
     python="3.12",
@@ -35,127 +38,66 @@ SPEC = EnvSpec(
         "pytest==8.3.5",
     ],
 )
-
-
-def seconds(action: Callable[[], object], repeats: int) -> float:
-    """Median wall time of ``action`` in seconds."""
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
-def warm_reset(environment: Environment, repeats: int = 30) -> float:
-    """Bare sandbox: from nothing to the first answered command, over an environment that the node holds."""
-
-    def once() -> None:
-        with Sandbox(environment.sandbox_spec()) as sandbox:
-            assert sandbox.run("echo ready").output.strip() == "ready"
-            taken.append(time.perf_counter() - start)
-
-    taken: list[float] = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        once()
-    return statistics.median(taken[1:])  # the first one starts the starter process
-
-
-def cold_reset(digest: str, archives: Path, scratch: Path) -> float:
-    """Archive on the disk, empty node store: materialise once, then as above."""
-    start = time.perf_counter()
-    environment = NodeStore(scratch / "cold-store").materialise(digest, archives)
-    with Sandbox(environment.sandbox_spec()) as sandbox:
-        sandbox.run("echo ready")
-        return time.perf_counter() - start
-
-
-def tarfile_reset(environment: Environment, scratch: Path) -> float:
-    """The published method's preparation: Python's tarfile over tar.gz, once per rollout."""
-    packed = scratch / "environment.tar.gz"
-    with tarfile.open(packed, "w:gz", compresslevel=6) as tar:
-        tar.add(environment.venv, "venv")
-        tar.add(environment.testbed, "testbed")
-
-    def unpack() -> None:
-        with tarfile.open(packed) as tar:
-            tar.extractall(scratch / "unpacked", filter="tar")
-
-    taken = seconds(unpack, 1)
-    shutil.rmtree(scratch / "unpacked")
-    return taken
-
-
-def round_trip(environment: Environment, repeats: int = 300) -> float:
-    """One command with its exit code in a session that is already open."""
-    with Sandbox(environment.sandbox_spec()) as sandbox:
-        sandbox.run("true")
-        return seconds(lambda: sandbox.run("echo hi"), repeats)
-
-
-def swerex_round_trip(repeats: int = 15) -> float | None:
-    """The same through SWE-ReX's local runtime (outside any sandbox)."""
-    try:
-        from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
-        from swerex.runtime.local import LocalRuntime
-    except ImportError:
-        return None
-
-    async def measure() -> float:
-        runtime = LocalRuntime()
-        await runtime.create_session(CreateBashSessionRequest(startup_timeout=10))
-        taken = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            await runtime.run_in_session(BashAction(command="echo hi", check="silent", timeout=10))
-            taken.append(time.perf_counter() - start)
-        await runtime.close()
-        return statistics.median(taken)
-
-    return asyncio.run(measure())
+FIGURES = """
+    environment_mib environment_files podman_runtime
+    start_ms start_p90_ms start_bwrap_ms start_podman_ms start_vs_bwrap start_vs_podman
+    close_ms close_bwrap_ms close_podman_ms close_vs_bwrap close_vs_podman
+    start8_ms start8_p90_ms start32_ms start32_p90_ms start128_ms start128_p90_ms
+    ready8_ms ready32_ms ready128_ms ready32_targz_ms ready32_vs_targz
+    reset_warm_ms reset_cold_ms reset_targz_ms warm_vs_targz cold_vs_targz
+    start_beside_1_ms start_beside_256_ms start256_vs_1 fork_ms fork_vs_start
+    roundtrip_ms roundtrip_swerex_ms roundtrip_mini_ms roundtrip_vs_swerex roundtrip_vs_mini
+    pss_mib_per_idle pss_bash_mib owner_mib_per_idle charged_mib_per_idle layer_kib_idle layer_kib_used
+    stop_dirty_ms storage_freed_ms
+"""
+PARTS = ("start", "concurrent", "roundtrip", "fork", "crowd", "idle", "stop", "archives")
 
 
 def main() -> None:
     """Build the environment where it is missing, measure, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 minutes: fewer repeats, 4 unpacks in place of 32")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--json", type=Path, help="also write the figures by name to this file")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through all that cleans up
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     archives, store = cache_root() / "archives", NodeStore(cache_root() / "store")
     manifest = build_environment(SPEC, archives, store)
-    with store.use(manifest.digest, archives) as environment, tempfile.TemporaryDirectory(dir=cache_root()) as scratch:
-        warm = warm_reset(environment)
-        cold = cold_reset(manifest.digest, archives, Path(scratch))
-        targz = tarfile_reset(environment, Path(scratch))
-        trip = round_trip(environment)
-        rex = swerex_round_trip()
-    figures = {
-        "environment_mib": manifest.unpacked_bytes / 2**20,
-        "environment_files": manifest.files,
-        "reset_warm_ms": warm * 1e3,
-        "reset_cold_ms": cold * 1e3,
-        "reset_targz_ms": targz * 1e3,
-        "roundtrip_ms": trip * 1e3,
-        "roundtrip_swerex_ms": rex and rex * 1e3,
-        "warm_vs_targz": targz / warm,
-        "cold_vs_targz": targz / cold,
-        "roundtrip_vs_swerex": rex and rex / trip,
-    }
-    table = Table(title=f"environment: {figures['environment_mib']:.0f} MiB, {manifest.files} files")
-    for heading in ("", "ours", "theirs", "ratio"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    unpack = f"{targz * 1e3:.0f} ms (tar.gz, tarfile)"
-    table.add_row("reset, warm node", f"{warm * 1e3:.1f} ms", unpack, f"{targz / warm:.0f}×")
-    table.add_row("reset, cold node", f"{cold * 1e3:.0f} ms", unpack, f"{targz / cold:.1f}×")
-    if rex is None:
-        table.add_row("command round trip", f"{trip * 1e3:.2f} ms", "swe-rex is not installed", "")
-    else:
-        table.add_row(
-            "command round trip", f"{trip * 1e3:.2f} ms", f"{rex * 1e3:.0f} ms (SWE-ReX)", f"{rex / trip:.0f}×"
-        )
-    Console().print(table)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    report = Report(FIGURES.split())
+    report.figures |= {"environment_mib": manifest.unpacked_bytes / 2**20, "environment_files": manifest.files}
+    with ExitStack() as stack:
+        environment = stack.enter_context(store.use(manifest.digest, archives))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-", dir=cache_root())))
+        engine = None
+        if {"start", "concurrent"} & set(arguments.only):
+            engine = stack.enter_context(podman.engine(scratch / "podman", say))
+            report.figures["podman_runtime"] = engine.runtime if engine else None
+        spec, quick = environment.sandbox_spec(), arguments.quick
+        parts = {
+            "start": lambda: starts.alone(report, spec, engine, quick),
+            "concurrent": lambda: starts.at_once(report, spec, engine, quick),
+            "roundtrip": lambda: upkeep.round_trips(report, spec, scratch, quick),
+            "fork": lambda: starts.forks(report, spec, quick),
+            "crowd": lambda: starts.in_a_crowd(report, spec, quick),
+            "idle": lambda: upkeep.idle(report, spec, manifest.unpacked_bytes, quick),
+            "stop": lambda: upkeep.dirty_stop(report, spec, quick),
+            "archives": lambda: starts.against_archives(report, environment, archives, scratch, quick),
+        }
+        for name in PARTS:
+            if name in arguments.only:
+                say(f"measuring: {name}")
+                parts[name]()
+                report.section()
+        if arguments.json:
+            report.save(arguments.json)
+        report.show(f"environment: {report.figures['environment_mib']:.0f} MiB, {manifest.files} files")
+
+
+def say(line: str) -> None:
+    """Progress, apart from the table."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
