@@ -7,8 +7,9 @@
 """
 
 from .diff import DiffTooLargeError
+from .interaction import Interaction, InteractionTimeoutError, Match, ProgramEndedError
 from .sandbox import Sandbox, WallTimeError, check_supported
-from .session import BrokenSandboxError
+from .session import BrokenSandboxError, SessionBusyError
 from .spec import Bind, CommandResult, ExecResult, Limits, Overlay, SandboxSpec
 from .terminal import Terminal
 
@@ -18,10 +19,15 @@ __all__ = [
     "CommandResult",
     "DiffTooLargeError",
     "ExecResult",
+    "Interaction",
+    "InteractionTimeoutError",
     "Limits",
+    "Match",
     "Overlay",
+    "ProgramEndedError",
     "Sandbox",
     "SandboxSpec",
+    "SessionBusyError",
     "Terminal",
     "WallTimeError",
     "check_supported",

@@ -6,8 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minisandbox_ray.errors import SandboxError
 
@@ -44,6 +45,7 @@ class _Starter:
             process.wait()
 
 
+_unmappable: set[int] = set()  # devices whose file systems cannot show their files' owners differently
 _starter: _Starter | None = None
 _lock = threading.Lock()
 
@@ -70,43 +72,96 @@ def _get(dead: _Starter | None = None) -> _Starter:
         return _starter
 
 
-def launch(plan: dict[str, Any], limits: Limits) -> tuple[socket.socket, int, dict[str, int], Groups]:
-    """Start a sandbox. -> (control socket of its pid 1, pidfd of its pid 1, the root's descriptors, control groups)
+class Launched(NamedTuple):
+    """A sandbox that runs."""
+
+    control: socket.socket
+    """Of its first process."""
+    handle: int
+    """A pidfd of its first process."""
+    descriptors: dict[str, int]
+    """What the starter's root.complete tells."""
+    groups: Groups
+    born: int
+    """When its files were as every sandbox's are, in nanoseconds after the epoch."""
+
+
+def launch(plan: wire.Message, limits: Limits, origin: Sequence[int] = ()) -> Launched:
+    """Start a sandbox, with the files that the descriptors of `origin` (root, layers) show.
 
     Raises SandboxError with what failed inside.
     """
-    starter = _get()
-    for attempt in (1, 2):
-        control, theirs = wire.channel()
-        handle, groups = -1, None
-        try:
-            with theirs:
-                try:
-                    wire.send(starter.socket, plan, [theirs.fileno()])
-                except OSError:
-                    pass  # seen by the next line
-            if received := _answer(control):
-                message, (handle,) = received
-                try:
-                    groups = Groups(message["groups"], limits)
-                    wire.send(control, {})
-                except OSError:
-                    _answer(control)  # it died: raises what it says of that
-                    raise
-                if received := _answer(control):
-                    message, descriptors = received
-                    found = dict(zip(message["descriptors"], descriptors, strict=True))
-                    groups.add_watchdog(found.get("hits"))
-                    return control, handle, found, groups
-        except BaseException as error:
-            _give_up(control, handle, groups)
-            if isinstance(error, OSError):
-                raise SandboxError(f"the sandbox did not start: {error}") from None
-            raise
-        _give_up(control, handle, groups)
-        if attempt == 1:  # the starter was killed
+    starter, devices = _get(), {source[1] for source in _sources(plan)}
+    wanted: wire.Message = {"fresh": False, "identity": "same" if devices & _unmappable else None}
+    for _ in range(4):  # another first process may be needed than the prepared one, or a new starter
+        outcome = _attempt(starter, {"op": "sandbox", **plan, **wanted}, limits, origin)
+        if isinstance(outcome, Launched):
+            return outcome
+        if outcome is None:
             starter = _get(dead=starter)
+        else:
+            wanted |= outcome
+            if wanted["identity"]:
+                _unmappable.update(devices)
     raise SandboxError("the sandbox did not start: its starter process ends at once (run `python -I -S -c ''` to see)")
+
+
+def _sources(plan: wire.Message) -> list[list[Any]]:
+    """[path, device, inode] of each host path in the plan"""
+    return [bind["source"] for bind in plan["binds"]] + [
+        low for overlay in plan["overlays"] for low in overlay["lower"]
+    ]
+
+
+def _attempt(
+    starter: _Starter, plan: wire.Message, limits: Limits, origin: Sequence[int]
+) -> Launched | wire.Message | None:
+    """A message says what the plan needs besides; None: the starter is dead."""
+    control, theirs = wire.channel()
+    handle, groups = -1, None
+    try:
+        with theirs:
+            try:
+                wire.send(starter.socket, plan, [theirs.fileno(), *origin])
+            except OSError:
+                pass  # seen by the next line
+        received = _answer(control)
+        if received:
+            message, (handle,) = received
+            try:
+                groups = Groups(message["groups"], limits)
+                wire.send(control, {})
+            except OSError:
+                _answer(control)  # it died: raises what it says of that
+                raise
+            received = _answer(control)
+        if groups and received and "again" not in received[0]:
+            message, descriptors = received
+            named = dict(zip(message["descriptors"], descriptors, strict=True))
+            groups.add_watchdog(named.get("hits"))
+            return Launched(control, handle, named, groups, message["born"])
+    except BaseException as error:
+        _give_up(control, handle, groups)
+        if isinstance(error, OSError):
+            raise SandboxError(f"the sandbox did not start: {error}") from None
+        raise
+    _give_up(control, handle, groups)
+    return received[0]["again"] if received else None
+
+
+def take_snapshot(origin: Sequence[int], disk_mib: int) -> list[int]:
+    """Copy what the descriptors of `origin` (root, layers) show; -> descriptors of the copies. Raises SandboxError."""
+    control, theirs = wire.channel()
+    with control:
+        with theirs:
+            try:
+                wire.send(_get().socket, {"op": "snapshot", "disk_mib": disk_mib}, [theirs.fileno(), *origin])
+            except OSError:
+                pass  # seen by the next line
+        received = _answer(control, "snapshot")
+    if received is None:
+        raise SandboxError("no snapshot was taken: the starter process was killed meanwhile")
+    return received[1]
 
 
 def _give_up(control: socket.socket, handle: int, groups: Groups | None) -> None:
@@ -117,17 +172,18 @@ def _give_up(control: socket.socket, handle: int, groups: Groups | None) -> None
         groups.close()
 
 
-def _answer(control: socket.socket) -> tuple[wire.Message, list[int]] | None:
+def _answer(control: socket.socket, what: str = "sandbox") -> tuple[wire.Message, list[int]] | None:
     """None if whoever should answer has died."""
     control.settimeout(_START_SECONDS)
     try:
         received = wire.receive(control)
     except TimeoutError:
-        raise SandboxError(f"no sandbox within {_START_SECONDS:.0f} s: the node is overloaded or hangs") from None
+        raise SandboxError(f"no {what} within {_START_SECONDS:.0f} s: the node is overloaded or hangs") from None
     finally:
         control.settimeout(None)
     if received and "error" in received[0]:
-        raise SandboxError(f"the sandbox did not start: {received[0]['error']}")
+        failed = "the sandbox did not start" if what == "sandbox" else f"no {what} was taken"
+        raise SandboxError(f"{failed}: {received[0]['error']}")
     return received
 
 

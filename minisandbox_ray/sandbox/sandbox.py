@@ -18,6 +18,8 @@ from minisandbox_ray.errors import Owner, SandboxError
 
 from . import diff as diff_
 from . import files, launcher, program
+from .plan import make_plan
+from .interaction import Interaction
 from .session import OnOutput, Session, Step, check_name, check_size
 from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
@@ -27,7 +29,6 @@ from .times import seconds
 _LONGEST_MEMO = 1 << 15  # characters
 _DIFF_LIMITS = Limits(memory_mib=4096, disk_mib=2048)
 _SPAWN_SECONDS, _CLOSE_SECONDS = 60.0, 30.0
-_SHARED_MEMORY_MIB = 64
 _SIZE = (50, 200)  # rows and columns of a session's terminal
 _FULL = 1 << 16  # bytes free, at most, on a disk that is called full
 
@@ -57,14 +58,7 @@ class Sandbox:
         self._sessions: dict[str, Session] = {}
         self._sessions_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
-        self._control, self._handle, self._descriptors, self._groups = launcher.launch(_plan(spec), spec.limits)
-        self._deadline = time.monotonic() + spec.limits.wall_seconds  # pid 1's is some seconds later
-        self._root = self._descriptors["root"]
-        try:
-            self._descriptors["shm"] = paths.open_in_root(self._root, "/dev/shm", os.O_PATH | os.O_DIRECTORY)
-        except BaseException:
-            self.close()
-            raise
+        self._enter(launcher.launch(_plan(spec), spec.limits))
 
     def run(
         self,
@@ -116,6 +110,22 @@ class Sandbox:
                     raise ValueError(self._unknown(name))
                 session = self._sessions.pop(name)
             session.close()
+
+    def interact(self, command: str, *, session: str = "main", timeout: float = 60) -> Interaction:
+        """Run an interactive program (python3, gdb, less) as the session's step, and type to it.
+
+        `timeout` in seconds is the default of its waits. Close it, or use it in a `with` statement: it holds the
+        session until it has ended. Raises as `run` does.
+        """
+        with self._in_use():
+            return Interaction(
+                self._session(session),
+                command,
+                timeout=timeout,
+                output_limit=self.spec.limits.output_chars,
+                in_use=self._in_use,
+                as_result=self._result,
+            )
 
     @property
     def sessions(self) -> list[str]:
@@ -311,6 +321,16 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _enter(self, launched: launcher.Launched) -> None:
+        self._control, self._handle, self._descriptors, self._groups, self._born = launched
+        self._root = self._descriptors["root"]
+        self._deadline = time.monotonic() + self.spec.limits.wall_seconds  # pid 1's is some seconds later
+        try:
+            self._descriptors["shm"] = paths.open_in_root(self._root, "/dev/shm", os.O_PATH | os.O_DIRECTORY)
+        except BaseException:
+            self.close()
+            raise
+
     def _is_running(self) -> bool:
         poller = select.poll()  # not select(2): descriptor numbers may be large
         poller.register(self._handle, select.POLLIN)
@@ -397,38 +417,10 @@ def _is_full(file_system: int) -> bool:
 
 
 def _plan(spec: SandboxSpec) -> dict[str, Any]:
-    """The spec as the starter takes it."""
-    limits = spec.limits
-    is_host = spec.network == "host"
-    return {
-        "overlays": [
-            {"target": overlay.target, "lower": [str(lower.absolute()) for lower in overlay.lower]}
-            for overlay in spec.overlays
-        ],
-        "binds": [
-            {"target": bind.target, "source": str(bind.source.absolute()), "writable": bind.writable}
-            for bind in spec.binds
-        ],
-        "network": spec.network,
-        "resolv_conf": _read("/etc/resolv.conf") if is_host else "",
-        "hosts": _read("/etc/hosts") if is_host else "",
-        "hostname": spec.hostname,
-        # files count as memory, and no killing frees them: what processes need to go on must stay out of their reach
-        "disk_mib": min(limits.disk_mib, max(1, limits.memory_mib * 3 // 4)),
-        "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16)),
-        "open_files": limits.open_files,
-        "memory_mib": limits.memory_mib,
-        "pids": limits.pids,
-        "wall_seconds": limits.wall_seconds,
-        "groups": True,
-    }
-
-
-def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
+        return make_plan(spec)
+    except OSError as error:
+        raise SandboxError(f"the sandbox did not start: {error.filename}: {error.strerror}") from None
 
 
 def check_supported() -> None:

@@ -38,6 +38,7 @@ _ESCALATION = (
     (signal.SIGKILL, 5.0, True),
 )
 _NUL = b"bash: the command holds a NUL character, which no shell can read; nothing was run\n"
+_HEARD_SECONDS = 2.0
 _FOREVER = float("inf")
 _NEVER = 1 << 62
 _STOPPED: dict[Ending, StoppedBy] = {"time": "timeout", "idle": "idle_timeout", "woken": "interrupt"}
@@ -133,6 +134,7 @@ class Session:
         self._state = threading.Condition()  # guards _running, _closed, _shell and _size
         self._running: Running | None = None
         self._closed = False
+        self._unheard = 0
         self._shell: Shell | None = None
         self._opened: OpenWatch | None = None
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -304,7 +306,7 @@ class Session:
         shell, stopped_by = self._the_shell(), _STOPPED.get(ending)
         if ending not in ("done", "dead"):
             ending = self._stop(shell, running)
-        exit_code = self._note(shell) if ending == "done" and running.opened else None
+        exit_code = self._note(shell) if ending == "done" and not self._is_mute(running, shell) else None
         if exit_code is None:
             code = shell.exit_code
             exit_code = 1 if code is None else 128 - code if code < 0 else code
@@ -325,6 +327,15 @@ class Session:
         running.step = step
         self._release(running)
         return step
+
+    def _is_mute(self, running: Running, shell: Shell) -> bool:
+        """It was stopped before it began: too early to be heard, or something stands in the way of `.`."""
+        running.opened = running.opened or self._was_opened()
+        if running.opened:
+            shell.is_new, self._unheard = False, 0
+            return False
+        self._unheard += 1
+        return self._unheard > 1 or time.monotonic() - running.began > _HEARD_SECONDS
 
     def abandon(self, running: Running) -> None:
         """What the shell is doing is unknown: it is replaced."""
@@ -405,6 +416,14 @@ class Session:
         except BaseException:
             self.abandon(running)
             raise
+
+    def type(self, data: bytes | memoryview) -> int:
+        """-> how many bytes the terminal took."""
+        with self._state:
+            try:
+                return os.write(self._the_shell().terminal.descriptor, data)
+            except BlockingIOError:
+                return 0
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell what runs the size of the window, in characters."""

@@ -207,10 +207,16 @@ def remove_groups_of(owner: str) -> None:
         remove(directory, patience=2)
 
 
-def sweep() -> None:
-    """Remove the groups of owners of this pid namespace that are dead; a live one's are left alone."""
+def sweep(owner: str) -> None:
+    """Remove the groups of owners of this pid namespace that are dead; a live one's are left alone.
+
+    Of `owner` itself, those that are empty: an earlier starter of its was killed.
+    """
     for directory in find_groups(_is_left):
         remove(directory, patience=0.1)
+    for directory in find_groups(re.compile(rf"{_PREFIX}-{owner}-\d+").fullmatch):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _is_left(name: str) -> bool:

@@ -57,25 +57,25 @@ def _host_files() -> dict[str, bytes | str]:
     return found
 
 
-def prepare() -> None:
-    _host_files()
-
-
-def etc_files(plan: dict[str, Any]) -> dict[str, bytes | str]:
-    """All files of /etc for a plan: {path below /etc: content, or a link's target}."""
-    hostname = plan["hostname"]
-    hosts = f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"
-    files: dict[str, bytes | str] = {
+@functools.cache
+def common_files() -> dict[str, bytes | str]:
+    """What no plan changes: {path below /etc: content, or a link's target}."""
+    return {
         **_host_files(),
         "passwd": _PASSWD.encode(),
         "group": _GROUP.encode(),
         "gitconfig": _GITCONFIG.encode(),
-        "hostname": f"{hostname}\n".encode(),
         "minisandbox": b"private root\n",
         "mtab": "/proc/self/mounts",
         "nsswitch.conf": b"passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
     }
-    files["hosts"] = (hosts + plan["hosts"]).encode()
+
+
+def etc_files(plan: dict[str, Any]) -> dict[str, bytes]:
+    """What a plan adds: {path below /etc: content}."""
+    hostname = plan["hostname"]
+    hosts = f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n"
+    files = {"hostname": f"{hostname}\n".encode(), "hosts": (hosts + plan["hosts"]).encode()}
     if plan["resolv_conf"]:
         files["resolv.conf"] = plan["resolv_conf"].encode()
     return files

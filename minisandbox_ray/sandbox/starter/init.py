@@ -17,7 +17,7 @@ import termios
 import time
 from typing import Any
 
-from . import watchdog, wire
+from . import syscalls, watchdog, wire
 
 _PIPE_SIZE = 4096  # one page: one slot
 _LAST_SECONDS = 5.0  # after its wall time, in which its owner ends commands in good order
@@ -256,6 +256,7 @@ def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], s
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    syscalls.set_dumpable(True)  # nothing of pid 1's is open any more, and its files in /proc are its own again
     with open("/proc/self/oom_score_adj", "w") as file:  # rather than pid 1
         file.write("500")
     _change_directory(message["cwd"], strict)

@@ -6,15 +6,17 @@ upper layers of the overlays. All of it vanishes with the namespace.
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
 
+import contextlib
 import errno
 import os
 import resource
 from pathlib import Path
 from typing import Any
 
-from . import paths
+from . import paths, tree
 from . import syscalls as sys
-from .etc import ETC_DIRECTORIES, etc_files
+from .etc import ETC_DIRECTORIES, common_files, etc_files
+from .identity import Identity
 
 CONTROL_DIRECTORY = "/run/minisandbox"
 _NOTHING_SPECIAL = sys.MS_NOSUID | sys.MS_NODEV
@@ -26,47 +28,111 @@ _PROC_READ_ONLY = ("sys", "irq", "bus", "fs")
 _PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "kpagecount", "kpageflags", "sched_debug", "sysrq-trigger")
 _PROC_MASKED_MORE = ("timer_list", "latency_stats")
 _PROC_HIDDEN = ("acpi", "scsi")
-_CONTROL_MIB = 64
+_CONTROL_MIB, _SHARED_MEMORY_MIB = 64, 64
+_TTY_GROUP = 5
 _FILES_PER_MIB = 256  # of the disk limit; an empty file costs about a KiB of kernel memory
 
 
-def build(plan: dict[str, Any]) -> dict[str, int]:
-    """Build the root that the plan describes and enter it.
+class Refused(Exception):
+    """This process cannot become what the plan wants; `wanted` says which other one could."""
 
-    -> descriptors for the host: `root` (O_PATH), `control` (directory whose files CONTROL_DIRECTORY shows read-only
-    inside) and, if there is an overlay on /testbed, its `upper` directory. Raises OSError.
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        super().__init__(str(wanted))
+        self.wanted = wanted
+
+
+def prepare(identity: Identity) -> None:
+    """Make the part of a root that no plan changes, and make / the tmpfs that holds it: see the module's text.
+
+    Below / are then `new`, the root to be; `layers`; `control`; and the host's tree, `old`. Raises OSError.
     """
-    sources = [(overlay, [_open(lower) for lower in overlay["lower"]]) for overlay in plan["overlays"]]
-    binds = [(bind, _open(bind["source"])) for bind in plan["binds"]]
-    # an empty tmpfs becomes the root, the host's tree stays at /old until the end
-    sys.mount(None, "/", None, sys.MS_REC | sys.MS_PRIVATE)
-    size = f"size={plan['disk_mib']}m,nr_inodes={4096 + plan['disk_mib'] * _FILES_PER_MIB}"
-    sys.mount("tmpfs", "/tmp", "tmpfs", _NOTHING_SPECIAL, f"mode=755,{size}")
-    os.mkdir("/tmp/old")
-    os.mkdir("/tmp/new")
-    os.mkdir("/tmp/layers")
+    # what the host unmounts is not kept busy here, but nothing that is mounted here reaches the host
+    sys.mount(None, "/", None, sys.MS_REC | sys.MS_SLAVE)
+    sys.mount("tmpfs", "/tmp", "tmpfs", _NOTHING_SPECIAL, "mode=755,size=16m,nr_inodes=4096")
+    for name in ("old", "new", "layers", "control"):
+        os.mkdir(f"/tmp/{name}", 0o755)
     sys.pivot_root("/tmp", "/tmp/old")
     os.chdir("/")
     sys.mount("/new", "/new", None, sys.MS_BIND)
+    _base(identity)
+    _control()
+    _devices(identity)
+    _proc()
+
+
+def complete(plan: dict[str, Any], identity: Identity, origin: list[int]) -> tuple[dict[str, int], int]:
+    """Make the prepared root what the plan describes, and enter it.
+
+    `origin` are the descriptors `root` and `layers` of the sandbox whose files it starts with, or none.
+    -> (descriptors for the host, the time in nanoseconds before which files are as made here). The descriptors: `root`
+    (O_PATH), `control` (directory whose files CONTROL_DIRECTORY shows read-only inside), `layers` (the directories of
+    what was written to overlays) and, if there is an overlay on /testbed, its `upper` one.
+    Raises OSError, and Refused.
+    """
+    sources = [_open_sources(overlay["lower"], plan["fresh"]) for overlay in plan["overlays"]]
+    binds = _open_sources([bind["source"] for bind in plan["binds"]], plan["fresh"])
+    inodes = 4096 + plan["disk_mib"] * _FILES_PER_MIB
+    sys.mount(None, "/", None, sys.MS_REMOUNT | _NOTHING_SPECIAL, f"size={plan['disk_mib']}m,nr_inodes={inodes}")
+    shared = plan["shared_memory_mib"]
+    sys.mount(None, "/new/dev/shm", None, sys.MS_REMOUNT | _NOTHING_SPECIAL, f"size={shared}m")
+    with contextlib.suppress(OSError):  # a container's own /proc/sys can be read-only: then what _proc wrote holds
+        _write("/old/proc/sys/kernel/shmall", _pages(shared))
+    for path, content in etc_files(plan).items():
+        _create(f"/new/etc/{path}", content)
+    _create("/layers/now", b"")
+    born = os.stat("/layers/now").st_ctime_ns
     root = os.open("/new", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    _base(plan)
-    control = _control()
-    _devices(plan["shared_memory_mib"])
-    descriptors = {"control": control}
-    for number, (overlay, lowers) in enumerate(sources):
-        upper = _overlay(root, number, overlay["target"], lowers)
+    layers = os.open("/layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for number in range(len(sources)):
+        os.mkdir(f"/layers/{number}-upper")
+    if origin:
+        _copy_origin(origin, [root, layers], plan["since"], len(sources))
+    for number, (overlay, lowers) in enumerate(zip(plan["overlays"], sources, strict=True)):
+        _overlay(root, number, overlay["target"], lowers, identity)
+    for bind, source in zip(plan["binds"], binds, strict=True):
+        _bind(root, source, bind["target"], bind["writable"], identity)
+    descriptors = {"layers": layers, "control": os.open("/control", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)}
+    for number, overlay in enumerate(plan["overlays"]):
         if overlay["target"] == "/testbed":
+            upper = f"/layers/{number}-upper"
             descriptors["upper"] = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for bind, source in binds:
-        _bind(root, source, bind["target"], bind["writable"])
-    _proc(plan["shared_memory_mib"])
     os.close(root)
     os.chdir("/new")
     sys.pivot_root(".", ".")
     sys.unmount(".")
     os.chdir("/")
     descriptors["root"] = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return descriptors
+    return descriptors, born
+
+
+def _open_sources(sources: list[list[Any]], fresh: bool) -> list[int]:
+    """Open host paths that the owner saw; a process that was prepared earlier may not see what was mounted since."""
+    host = os.open("/old", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    opened = []
+    for path, *identity in sources:
+        try:
+            descriptor = paths.open_in_root(host, path, os.O_PATH)
+            status = os.fstat(descriptor)
+        except OSError as error:
+            if not fresh:
+                raise Refused({"fresh": True}) from None
+            raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
+        if not fresh and identity != [status.st_dev, status.st_ino]:
+            raise Refused({"fresh": True})
+        opened.append(descriptor)
+    os.close(host)
+    return opened
+
+
+def _copy_origin(origin: list[int], copies: list[int], since: int, overlays: int) -> None:
+    directory = os.O_RDONLY | os.O_DIRECTORY
+    wanted = [[(".", since), ("dev/shm", 0)], [(f"{number}-upper", 0) for number in range(overlays)]]
+    for source, copy, places in zip(origin, copies, wanted, strict=True):
+        for place, since_ in places:
+            here, there = (paths.open_in_root(root, place, directory) for root in (source, copy))
+            tree.copy(here, there, since_)
+            os.close(here)
+            os.close(there)
 
 
 def top_level_links() -> dict[str, str]:
@@ -74,16 +140,12 @@ def top_level_links() -> dict[str, str]:
     return {f"/{name}": os.readlink(f"/{name}") for name in os.listdir("/") if os.path.islink(f"/{name}")}
 
 
-def _open(path: str) -> int:
-    return os.open(path, os.O_PATH | os.O_CLOEXEC)
-
-
 def _by_descriptor(descriptor: int) -> str:
     """A path for mount(2) that no link can lead astray, and that keeps host paths out of the mount table."""
     return f"/old/proc/self/fd/{descriptor}"
 
 
-def _base(plan: dict[str, Any]) -> None:
+def _base(identity: Identity) -> None:
     for name in _PLAIN_DIRECTORIES:
         os.mkdir(f"/new/{name}")
     os.chmod("/new/root", 0o700)
@@ -91,53 +153,92 @@ def _base(plan: dict[str, Any]) -> None:
         os.mkdir(f"/new/{name}")
         os.chmod(f"/new/{name}", 0o1777)
     os.symlink("/run", "/new/var/run")
-    _read_only("/old/usr", "/new/usr")
+    _read_only("usr", identity)
     for name in _SYSTEM_DIRECTORIES:
         if os.path.islink(f"/old/{name}"):
             os.symlink(os.readlink(f"/old/{name}"), f"/new/{name}")
         elif os.path.isdir(f"/old/{name}"):
-            _read_only(f"/old/{name}", f"/new/{name}")
-    for path, content in etc_files(plan).items():
-        target = f"/new/etc/{path}"
-        if "/" in path:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-        if isinstance(content, str):
-            os.symlink(content, target)
-        else:
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.write(descriptor, content)
-            os.close(descriptor)
+            _read_only(name, identity)
+    for path, content in common_files().items():
+        _create(f"/new/etc/{path}", content)
     for path in ETC_DIRECTORIES:
         if os.path.isdir(f"/old/etc/{path}"):
-            _read_only(f"/old/etc/{path}", f"/new/etc/{path}")
+            _read_only(f"etc/{path}", identity)
 
 
-def _read_only(source: str, target: str) -> None:
-    os.makedirs(target, exist_ok=True)
-    sys.mount(source, target, None, sys.MS_BIND | sys.MS_REC)
-    sys.set_mount_attributes(target, _READ_ONLY)
+def _create(path: str, content: bytes | str) -> None:
+    """A file, or a link to what the text says."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if isinstance(content, str):
+        os.symlink(content, path)
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.write(descriptor, content)
+    os.close(descriptor)
 
 
-def _control() -> int:
+def _pages(mib: int) -> str:
+    return str((mib << 20) // resource.getpagesize())
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _read_only(name: str, identity: Identity) -> None:
+    os.makedirs(f"/new/{name}", exist_ok=True)
+    source = os.open(f"/old/{name}", os.O_PATH | os.O_CLOEXEC)
+    target = os.open(f"/new/{name}", os.O_PATH | os.O_CLOEXEC)
+    _attach(source, target, _READ_ONLY, identity, must_map=False)
+    os.close(source)
+    os.close(target)
+
+
+def _attach(source: int, target: int, attributes: int, identity: Identity, *, must_map: bool) -> None:
+    """Bind a file or directory, with what is mounted below it.
+
+    Where its file system cannot show its owners as the identity needs them: Refused if it must, else they are nobody.
+    """
+    mount = sys.clone_mount(source, recursive=True)
+    try:
+        if identity.maps_mounts:
+            try:
+                sys.set_mount_attributes(mount, 0, user_namespace=identity.namespace)
+            except OSError:
+                if must_map:
+                    raise Refused({"identity": "same"}) from None
+        sys.set_mount_attributes(mount, attributes)
+        sys.attach_mount(mount, target)
+    finally:
+        os.close(mount)
+
+
+def _control() -> None:
     """A tmpfs of its own, so that a step's text finds room on a full disk; the host alone can write it."""
-    os.mkdir("/control")
     sys.mount("tmpfs", "/control", "tmpfs", _NOTHING_SPECIAL | sys.MS_NOEXEC, f"mode=755,size={_CONTROL_MIB}m")
-    control = os.open("/control", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    _read_only("/control", f"/new{CONTROL_DIRECTORY}")
-    return control
+    os.makedirs(f"/new{CONTROL_DIRECTORY}")
+    sys.mount("/control", f"/new{CONTROL_DIRECTORY}", None, sys.MS_BIND)
+    sys.set_mount_attributes(f"/new{CONTROL_DIRECTORY}", _READ_ONLY | sys.ATTR_NOEXEC)
 
 
-def _devices(shared_memory_mib: int) -> None:
+def _devices(identity: Identity) -> None:
     os.mkdir("/new/dev")
     sys.mount("tmpfs", "/new/dev", "tmpfs", sys.MS_NOSUID | sys.MS_NOEXEC, "mode=755,size=64k")
     for name, (major, minor) in _DEVICES.items():
-        os.mknod(f"/new/dev/{name}", 0o20666, os.makedev(major, minor))
-        os.chmod(f"/new/dev/{name}", 0o666)
+        path = f"/new/dev/{name}"
+        if identity.kind == "own":  # may not make devices, but show the host's
+            _create(path, b"")
+            sys.mount(f"/old/dev/{name}", path, None, sys.MS_BIND)
+        else:
+            os.mknod(path, 0o20666, os.makedev(major, minor))
+            os.chmod(path, 0o666)
     os.mkdir("/new/dev/pts")
     os.mkdir("/new/dev/shm")
-    options = "newinstance,ptmxmode=0666,mode=620,gid=5"
+    group = "" if identity.kind == "own" else f",gid={identity.root + _TTY_GROUP}"
+    options = f"newinstance,ptmxmode=0666,mode=620{group}"
     sys.mount("devpts", "/new/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, options)
-    sys.mount("tmpfs", "/new/dev/shm", "tmpfs", _NOTHING_SPECIAL, f"mode=1777,size={shared_memory_mib}m")
+    sys.mount("tmpfs", "/new/dev/shm", "tmpfs", _NOTHING_SPECIAL, "mode=1777,size=1m")
     os.symlink("pts/ptmx", "/new/dev/ptmx")
     for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
         os.symlink(f"/proc/self/fd{target}", f"/new/dev/{name}")
@@ -145,40 +246,54 @@ def _devices(shared_memory_mib: int) -> None:
     sys.set_mount_attributes("/new/dev", sys.ATTR_RDONLY | sys.ATTR_NOSUID | sys.ATTR_NOEXEC, recursive=False)
 
 
-def _overlay(root: int, number: int, target: str, lowers: list[int]) -> str:
+def _overlay(root: int, number: int, target: str, lowers: list[int], identity: Identity) -> None:
     upper, work = f"/layers/{number}-upper", f"/layers/{number}-work"
-    os.mkdir(upper)
     os.mkdir(work)
-    os.chmod(upper, os.stat(_by_descriptor(lowers[0])).st_mode & 0o7777)
+    places = [_by_descriptor(lower) for lower in lowers]
+    if identity.maps_mounts:
+        for index, lower in enumerate(lowers):
+            places[index] = f"/layers/{number}-lower{index}"
+            os.mkdir(places[index])
+            mount = sys.clone_mount(lower, recursive=False)
+            try:
+                sys.set_mount_attributes(mount, _READ_ONLY, recursive=False, user_namespace=identity.namespace)
+            except OSError:
+                raise Refused({"identity": "same"}) from None
+            place_ = os.open(places[index], os.O_PATH | os.O_CLOEXEC)
+            sys.attach_mount(mount, place_)
+            os.close(mount)
+            os.close(place_)
+    if not os.listdir(upper):
+        os.chmod(upper, os.stat(places[0]).st_mode & 0o7777)
     place = paths.make_directories(root, target)
-    layers = ":".join(_by_descriptor(lower) for lower in lowers)
-    options = f"lowerdir={layers},upperdir={upper},workdir={work},redirect_dir=on,metacopy=off"
+    how = "userxattr" if identity.kind == "own" else "redirect_dir=on,metacopy=off"
+    options = f"lowerdir={':'.join(places)},upperdir={upper},workdir={work},{how}"
     sys.mount("overlay", _by_descriptor(place), "overlay", _NOTHING_SPECIAL, options)
     for descriptor in (place, *lowers):
         os.close(descriptor)
-    return upper
 
 
-def _bind(root: int, source: int, target: str, writable: bool) -> None:
+def _bind(root: int, source: int, target: str, writable: bool, identity: Identity) -> None:
     if os.path.isdir(_by_descriptor(source)):
         place = paths.make_directories(root, target)
     else:
         parent = paths.make_directories(root, os.path.dirname(target))
         os.close(parent)
         place = paths.open_in_root(root, target, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    sys.mount(_by_descriptor(source), _by_descriptor(place), None, sys.MS_BIND | sys.MS_REC)
     attributes = sys.ATTR_NOSUID | sys.ATTR_NODEV | (0 if writable else sys.ATTR_RDONLY)
-    inside = paths.open_in_root(root, target, os.O_PATH)  # what is mounted there now
-    sys.set_mount_attributes(_by_descriptor(inside), attributes)
-    for descriptor in (inside, place, source):
+    _attach(source, place, attributes, identity, must_map=writable)
+    for descriptor in (place, source):
         os.close(descriptor)
 
 
-def _proc(shared_memory_mib: int) -> None:
+def _proc() -> None:
     os.mkdir("/new/proc")
     sys.mount("proc", "/new/proc", "proc", _NOTHING_SPECIAL | sys.MS_NOEXEC)
-    with open("/new/proc/sys/kernel/shmall", "w") as file:  # System V segments outlive processes, as files do
-        file.write(str((shared_memory_mib << 20) // resource.getpagesize()))
+    with contextlib.suppress(PermissionError):  # ordinary users may not, before Linux 5.19
+        _write("/new/proc/sys/kernel/shmall", _pages(_SHARED_MEMORY_MIB))  # segments outlive processes, as files do
+    # a network of its own belongs to the user namespace around it: no capability inside says who may take low ports
+    with contextlib.suppress(OSError):
+        _write("/new/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
     for name in _PROC_READ_ONLY:
         path = f"/new/proc/{name}"
         if os.path.isdir(path):

@@ -15,20 +15,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MACHINE = platform.machine()
 READ_NUMBER = {"x86_64": 0, "aarch64": 63}.get(MACHINE, -1)  # read(2), as /proc/PID/syscall shows it
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
-_OPENAT2, _MOUNT_SETATTR = 437, 442  # the same on every architecture
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same on every architecture
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 32, 4096, 16384, 1 << 18, 1 << 19
 MNT_DETACH = 2
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_ATTR_IDMAP = 0x00100000
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_FROM_EMPTY_PATH, _MOVE_MOUNT_TO_EMPTY_PATH = 0x1, 0x4, 0x40
 
-RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x02, 0x04, 0x08, 0x10
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS = 0x01, 0x02, 0x04
+RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x08, 0x10
 
 IN_OPEN = 0x20
 
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 4, 22, 24
-_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 38, 47
+_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 4, 22, 24, 28
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
+_SECBIT_NO_SETUID_FIXUP = 4
 
 
 def _check(result: int, what: str) -> int:
@@ -56,13 +60,35 @@ def pivot_root(new: str, old: str) -> None:
     _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT), _path(new), _path(old)), "pivot_root")
 
 
-def set_mount_attributes(target: str, attributes: int, recursive: bool = True) -> None:
-    """mount_setattr(2), since Linux 5.12."""
-    wanted = struct.pack("4Q", attributes, 0, 0, 0)
-    flags = ctypes.c_uint(_AT_RECURSIVE if recursive else 0)
+def set_mount_attributes(
+    target: str | int, attributes: int, *, recursive: bool = True, user_namespace: int | None = None
+) -> None:
+    """mount_setattr(2), since Linux 5.12. `target` is a path, or the descriptor of a mount.
+
+    With a user namespace (descriptor), the mount shows its files' owners as that namespace maps them: only for a mount
+    that is nowhere attached yet, of a file system that can do it.
+    """
+    mapped = 0 if user_namespace is None else _ATTR_IDMAP
+    wanted = struct.pack("4Q", attributes | mapped, 0, 0, user_namespace or 0)
+    at, path, empty = (target, b"", _AT_EMPTY_PATH) if isinstance(target, int) else (_AT_FDCWD, _path(target), 0)
+    flags = ctypes.c_uint(empty | (_AT_RECURSIVE if recursive else 0))
     number, size = ctypes.c_long(_MOUNT_SETATTR), ctypes.c_size_t(len(wanted))
-    result = _libc.syscall(number, ctypes.c_int(_AT_FDCWD), _path(target), flags, wanted, size)
+    result = _libc.syscall(number, ctypes.c_int(at), path, flags, wanted, size)
     _check(result, f"mount_setattr {target}")
+
+
+def clone_mount(source: int, *, recursive: bool) -> int:
+    """A copy, attached nowhere, of the mount below `source` (descriptor); open_tree(2), since Linux 5.2."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
+    number = ctypes.c_long(_OPEN_TREE)
+    return _check(_libc.syscall(number, ctypes.c_int(source), b"", ctypes.c_uint(flags)), "open_tree")
+
+
+def attach_mount(mount_: int, target: int) -> None:
+    """Attach a mount of clone_mount on `target` (descriptors); move_mount(2), since Linux 5.2."""
+    flags = ctypes.c_uint(_MOVE_MOUNT_FROM_EMPTY_PATH | _MOVE_MOUNT_TO_EMPTY_PATH)
+    number = ctypes.c_long(_MOVE_MOUNT)
+    _check(_libc.syscall(number, ctypes.c_int(mount_), b"", ctypes.c_int(target), b"", flags), "move_mount")
 
 
 def openat2(directory: int, path: str | bytes, flags: int, mode: int = 0, resolve: int = 0) -> int:
@@ -81,13 +107,27 @@ def _prctl(option: int, *arguments: int) -> int:
     return _check(_libc.prctl(ctypes.c_int(option), *values), f"prctl {option}")
 
 
-def set_undumpable() -> None:
-    """Nobody without CAP_SYS_PTRACE can read this process's memory, environment or descriptors."""
-    _prctl(_PR_SET_DUMPABLE, 0)
+def set_dumpable(value: bool) -> None:
+    """False: nobody without CAP_SYS_PTRACE can read this process's memory, environment or descriptors."""
+    _prctl(_PR_SET_DUMPABLE, int(value))
 
 
 def set_no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def create_files_as(number: int) -> None:
+    """What this process creates from now on belongs to that user and group; its capabilities stay."""
+    _prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP)
+    for call in (_libc.setfsuid, _libc.setfsgid):
+        call(ctypes.c_uint(number))
+        if call(ctypes.c_uint(0xFFFFFFFF)) != number:  # tells the current one; it never fails
+            raise PermissionError(f"cannot create files as user {number}")
 
 
 def drop_from_bounding_set(keep: Set[int]) -> None:

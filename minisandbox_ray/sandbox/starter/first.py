@@ -1,0 +1,136 @@
+"""The first process of a sandbox: prepares what no plan changes, waits for its plan, completes the sandbox, serves.
+
+That may be long before the plan is there, so that most of a start is done when somebody asks for it.
+"""
+
+# ruff: noqa: PTH123
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+from typing import NoReturn
+
+from . import cgroups, init, root, syscalls, watchdog, wire
+from .identity import Identity
+
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service: what package managers and tests need
+_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10}
+_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP  # and pid, net, user
+_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a first process must know before it prepares."""
+
+    identity: Identity
+    private_network: bool
+    hierarchies: list[cgroups.Hierarchy]
+    seccomp_filter: bytes
+
+
+def main(orders: socket.socket, kind: Kind, name: str) -> NoReturn:
+    """In a forked child: become pid 1 of a sandbox whose control groups have that name. `orders` brings the plan."""
+    try:
+        _serve(orders, kind, name)
+    finally:
+        os._exit(1)
+
+
+def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
+    failure, groups = "", {}
+    try:
+        os.unshare(os.CLONE_NEWPID)  # of the next child
+        if os.fork():
+            os._exit(0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        syscalls.hide_command_line("minisandbox")
+        os.setsid()
+        # as whoever the starter is, and before anything is made that is to be limited
+        groups = cgroups.make(kind.hierarchies, name)
+        _prepare(kind)
+    except Exception as error:
+        failure = str(error) or type(error).__name__
+    received = wire.receive(orders)
+    if received is None:
+        return
+    orders.close()
+    plan, (descriptor, *origin) = received
+    control = socket.socket(fileno=descriptor)
+    try:
+        if failure:
+            raise OSError(failure)
+        wire.send(control, {"groups": groups}, [handle := os.pidfd_open(os.getpid())])
+        os.close(handle)
+        descriptors, born = root.complete(plan, kind.identity, origin)
+        links = root.top_level_links()
+        socket.sethostname(plan["hostname"])
+        # meanwhile the owner has written the limits into the control groups
+        if wire.receive(control) is None:
+            return
+        kind.identity.enter()
+        watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
+        watch = watchdog.start(plan, groups, counts_processes=kind.identity.namespace is None)
+        if watch:
+            descriptors["hits"] = watch.descriptor
+        _drop_privileges(kind.seccomp_filter)
+        wire.send(control, {"descriptors": list(descriptors), "born": born}, list(descriptors.values()))
+        _keep_only(control)
+    except root.Refused as refusal:
+        wire.send(control, {"again": refusal.wanted})
+        return
+    except Exception as error:
+        report(control, str(error) or type(error).__name__)
+        return
+    init.Init(control, links, plan["wall_seconds"], watch).serve()
+
+
+def _prepare(kind: Kind) -> None:
+    _avoid_out_of_memory_killer()
+    os.unshare(_NAMESPACES | (os.CLONE_NEWNET if kind.private_network else 0))
+    if kind.identity.root:
+        syscalls.create_files_as(kind.identity.root)
+    root.prepare(kind.identity)
+    if kind.private_network:
+        _raise_loopback()
+
+
+def _drop_privileges(seccomp_filter: bytes) -> None:
+    syscalls.drop_from_bounding_set(_CAPABILITIES)
+    syscalls.set_capabilities(_CAPABILITIES)
+    syscalls.install_seccomp_filter(seccomp_filter)
+    syscalls.set_dumpable(False)
+
+
+def report(control: socket.socket, reason: str) -> None:
+    try:
+        wire.send(control, {"error": " ".join(reason.split())})
+    except OSError:  # nobody waits for it any more
+        pass
+
+
+def _keep_only(control: socket.socket) -> None:
+    """Close every other descriptor, and take the sandbox's own /dev/null for the standard ones."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.closerange(3, control.fileno())
+    os.closerange(control.fileno() + 1, 1 << 20)
+
+
+def _avoid_out_of_memory_killer() -> None:
+    """The sandbox outlives its processes. Where that is not permitted, its shells offer themselves first."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("-1000")
+    except PermissionError:  # no CAP_SYS_RESOURCE
+        pass
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP | _IFF_RUNNING, b""))

@@ -1,0 +1,113 @@
+"""Who root inside a sandbox is: the user namespaces, from the most to the least separate.
+
+`shifted`: root inside is an id of the host that nobody has; mounts show the host's files as if root inside owned them
+(id-mapped mounts: the kernel's filesystems/idmappings.rst). `same`: root inside has root's id, but no privilege outside
+of its user namespace. `own`: the starter belongs to an ordinary user, whose id root inside has.
+"""
+
+# ruff: noqa: PTH123
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from . import syscalls
+
+Kind = Literal["shifted", "same", "own"]
+_BASE = _COUNT = 1 << 30  # ids that neither people nor /etc/subuid have, and as many as people may have
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    kind: Kind
+    root: int
+    """The id of root inside, as the starter numbers it."""
+    namespace: int | None
+    """Descriptor of the user namespace that a sandbox enters last; None: it makes one of its own."""
+
+    @property
+    def maps_mounts(self) -> bool:
+        return self.kind == "shifted"
+
+    def enter(self) -> None:
+        """Become root inside, with every capability there and none outside. Raises OSError."""
+        if self.namespace is None:
+            _make_own()
+        else:
+            os.setns(self.namespace, os.CLONE_NEWUSER)
+        with contextlib.suppress(PermissionError):  # groups of an ordinary user stay: the kernel's user_namespaces(7)
+            os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+
+
+def find() -> dict[Kind, Identity]:
+    """What this starter can give its sandboxes, the best first. An ordinary user's is root of a namespace from now on.
+
+    Raises OSError where there are no user namespaces.
+    """
+    if os.geteuid() != 0:
+        _make_own()
+        return {"own": Identity("own", 0, None)}
+    found: dict[Kind, Identity] = {}
+    with contextlib.suppress(OSError):  # no idea of such ids in a container of few
+        shift = f"0 {_BASE} {_COUNT}"
+        found["shifted"] = Identity("shifted", _BASE, _make(shift, shift))
+    found["same"] = Identity("same", 0, _make(_unchanged("uid"), _unchanged("gid")))
+    return found
+
+
+def _unchanged(kind: str) -> str:
+    """A map of all ids that this process knows to themselves."""
+    with open(f"/proc/self/{kind}_map") as file:
+        return "\n".join(f"{first} {first} {count}" for first, _, count in map(str.split, file))
+
+
+def _make(users: str, groups: str) -> int:
+    """A new user namespace with these maps; -> its descriptor"""
+    ready, done = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            os.close(done[1])
+            os.unshare(os.CLONE_NEWUSER)
+            os.write(ready[1], b".")
+            os.read(done[0], 1)
+        except OSError as error:
+            code = error.errno or 1
+        finally:
+            os._exit(code)
+    os.close(ready[1])
+    os.close(done[0])
+    try:
+        if not os.read(ready[0], 1):
+            raise OSError("no new user namespace")
+        for name, text in (("uid_map", users), ("gid_map", groups)):
+            _write(f"/proc/{pid}/{name}", text)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready[0])
+        os.close(done[1])
+        with contextlib.suppress(ChildProcessError):  # reaped by itself where SIGCHLD is ignored
+            os.waitpid(pid, 0)
+
+
+def _make_own() -> None:
+    """Enter a new user namespace, in which this process's user is root."""
+    user, group = os.geteuid(), os.getegid()
+    os.unshare(os.CLONE_NEWUSER)
+    syscalls.set_dumpable(True)  # else its maps belong to root outside
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # denied already where it was so outside
+        _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"0 {user} 1")
+    _write("/proc/self/gid_map", f"0 {group} 1")
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())  # in one piece, as the kernel wants it
+    finally:
+        os.close(descriptor)

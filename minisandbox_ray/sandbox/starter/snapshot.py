@@ -1,0 +1,30 @@
+"""Files of a sandbox, kept: a tmpfs of their own that lives as long as somebody holds its descriptors."""
+
+# ruff: noqa: PTH102, PTH103
+
+import os
+
+from . import paths, tree, wire
+from . import syscalls as sys
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def take(origin: list[int], plan: wire.Message) -> list[int]:
+    """In a forked child: copy what is below the descriptors `root` and `layers`; -> descriptors of the copies
+
+    Raises OSError.
+    """
+    os.unshare(os.CLONE_NEWNS)
+    sys.mount(None, "/", None, sys.MS_REC | sys.MS_SLAVE)
+    sys.mount("tmpfs", "/tmp", "tmpfs", sys.MS_NOSUID | sys.MS_NODEV, f"mode=700,size={plan['disk_mib']}m,nr_inodes=0")
+    copies = []
+    for source, name in zip(origin, ("root", "layers"), strict=True):
+        os.mkdir(f"/tmp/{name}", 0o700)
+        copies.append(copy := os.open(f"/tmp/{name}", _DIRECTORY))
+        tree.copy(source if name == "layers" else paths.open_in_root(source, ".", _DIRECTORY), copy)
+    shared = paths.open_in_root(origin[0], "dev/shm", _DIRECTORY)
+    os.makedirs("/tmp/root/dev/shm", exist_ok=True)
+    tree.copy(shared, os.open("/tmp/root/dev/shm", _DIRECTORY))
+    sys.unmount("/tmp")
+    return copies

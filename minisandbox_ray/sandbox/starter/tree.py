@@ -1,0 +1,158 @@
+"""Copies of what a sandbox wrote: trees of tmpfs, overlay layers with all that the kernel keeps in them included."""
+
+# ruff: noqa: PTH208
+
+import contextlib
+import errno
+import os
+import stat
+
+from . import syscalls
+
+# whoever wrote the source may be writing still, and mounts on either side are no part of it
+_RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_XDEV
+_PIECE = 1 << 30
+
+
+def copy(source: int, target: int, since: int = 0) -> None:
+    """Make the directory `target` like `source` (descriptors), mount points left alone on both sides.
+
+    Files of the source whose change time is before `since` (nanoseconds) are those that the target has already.
+    Raises OSError.
+    """
+    owner = os.fstat(target)
+    links: dict[int, bytes] = {}  # of files with several names: the first one in the target
+    directories = [b""]
+    while directories:
+        directory = directories.pop()
+        here, there = _open_directory(source, directory), _open_directory(target, directory)
+        try:
+            if here < 0 or there < 0:
+                continue
+            names, present = os.listdir(here), set(os.listdir(there))
+            for name in present.difference(names):
+                _remove(there, name)
+            for name in names:
+                try:
+                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                path = directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)
+                if stat.S_ISDIR(status.st_mode):
+                    if name not in present:
+                        os.mkdir(name, 0o700, dir_fd=there)
+                    elif not stat.S_ISDIR(os.stat(name, dir_fd=there, follow_symlinks=False).st_mode):
+                        _remove(there, name)
+                        os.mkdir(name, 0o700, dir_fd=there)
+                    directories.append(path)
+                elif status.st_ctime_ns >= since or name not in present:
+                    if name in present:
+                        _remove(there, name)
+                    if status.st_nlink > 1 and status.st_ino in links:
+                        os.link(links[status.st_ino], name, src_dir_fd=target, dst_dir_fd=there, follow_symlinks=False)
+                        continue
+                    _copy_entry(here, there, name, status, owner)
+                    links[status.st_ino] = path
+            _copy_attributes(here, there, os.fstat(here), owner)
+        finally:
+            for descriptor in (here, there):
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+
+def _open_directory(root: int, path: bytes) -> int:
+    """-1 for a mount point, and for what is no directory any more."""
+    try:
+        return syscalls.openat2(root, path or b".", os.O_RDONLY | os.O_DIRECTORY, resolve=_RESOLVE)
+    except OSError as error:
+        if error.errno in {errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+            return -1
+        raise
+
+
+def _remove(directory: int, name: str) -> None:
+    """With everything below; not a mount point."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except IsADirectoryError:
+        inner = _open_directory(directory, os.fsencode(name))
+        if inner < 0:
+            return
+        try:
+            for below in os.listdir(inner):
+                _remove(inner, below)
+        finally:
+            os.close(inner)
+        with contextlib.suppress(OSError):  # there is a mount in it
+            os.rmdir(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+
+
+def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner: os.stat_result) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFREG:
+        _copy_file(here, there, name, owner)
+        return
+    if kind == stat.S_IFLNK:
+        os.symlink(os.readlink(name, dir_fd=here), name, dir_fd=there)
+    elif kind in (stat.S_IFIFO, stat.S_IFSOCK) or (kind == stat.S_IFCHR and status.st_rdev == 0):  # 0: a whiteout
+        os.mknod(name, status.st_mode, status.st_rdev, dir_fd=there)
+    else:
+        return
+    if (status.st_uid, status.st_gid) != (owner.st_uid, owner.st_gid):
+        os.chown(name, status.st_uid, status.st_gid, dir_fd=there, follow_symlinks=False)
+    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=there, follow_symlinks=False)
+
+
+def _copy_file(here: int, there: int, name: str, owner: os.stat_result) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        source = syscalls.openat2(here, name, flags, resolve=_RESOLVE)
+    except OSError as error:
+        if error.errno in {errno.EXDEV, errno.ENOENT, errno.ELOOP, errno.ENXIO}:
+            return
+        raise
+    try:
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=there)
+        try:
+            _copy_content(source, target, status.st_size)
+            _copy_attributes(source, target, status, owner)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _copy_content(source: int, target: int, size: int) -> None:
+    """Holes stay holes: a file may be far larger than what it takes."""
+    position = 0
+    while position < size:
+        try:
+            position = os.lseek(source, position, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole
+                break
+            raise
+        end = min(os.lseek(source, position, os.SEEK_HOLE), size)
+        os.lseek(target, position, os.SEEK_SET)
+        while position < end:
+            sent = os.sendfile(target, source, position, min(end - position, _PIECE))
+            if not sent:  # cut shorter meanwhile
+                size = position
+                break
+            position += sent
+    os.ftruncate(target, size)
+
+
+def _copy_attributes(source: int, target: int, status: os.stat_result, owner: os.stat_result) -> None:
+    for name in os.listxattr(source):
+        os.setxattr(target, name, os.getxattr(source, name))
+    if (status.st_uid, status.st_gid) != (owner.st_uid, owner.st_gid):
+        os.fchown(target, status.st_uid, status.st_gid)
+    os.fchmod(target, stat.S_IMODE(status.st_mode))
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
