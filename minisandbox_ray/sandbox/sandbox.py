@@ -390,7 +390,7 @@ class Sandbox:
     def limit_hit(self) -> LimitName | None:
         """A limit that was hit since the last call or result, or a disk that is full now. Also after its wall time."""
         with self._in_use(late=True):
-            return self._limit()
+            return "wall_time" if self._seconds_left() <= 0 else self._limit()
 
     def _limit(self, *, timed_out: bool = False, truncated: bool = False) -> LimitName | None:
         """The gravest limit that was hit; which of them matter depends on how the command ended."""
