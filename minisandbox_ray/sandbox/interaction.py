@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from minisandbox_ray.errors import Owner, SandboxError
 
@@ -219,12 +219,12 @@ class Interaction:
                 start = data.find(literal)
                 end = start + len(literal)
             elif isinstance(pattern.pattern, bytes):
-                in_bytes = cast("re.Pattern[bytes]", pattern).search(data)
+                in_bytes = pattern.search(data)
                 start, end = in_bytes.span() if in_bytes else (-1, -1)
                 groups = in_bytes.groups() if in_bytes else ()
             else:
                 text = text or data.decode("utf-8", "surrogateescape")
-                found = cast("re.Pattern[str]", pattern).search(text)
+                found = pattern.search(text)
                 start = len(_encode(text[: found.start()])) if found else -1
                 end = start + len(_encode(text[found.start() : found.end()])) if found else -1
                 groups = found.groups() if found else ()

@@ -18,8 +18,8 @@ from minisandbox_ray.errors import Owner, SandboxError
 
 from . import diff as diff_
 from . import files, launcher, program
-from .plan import make_plan
 from .interaction import Interaction
+from .plan import make_plan
 from .session import OnOutput, Session, Step, check_name, check_size
 from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
