@@ -15,11 +15,12 @@ from .starter import cgroups, watchdog
 _MIB = 1 << 20
 _PERIOD = 100_000  # microseconds, in which the processor time is counted; the kernel's default
 _OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # swap is not accounted on every kernel
-_EVENTS: dict[LimitName, tuple[dict[int, str], bytes]] = {
-    # limit: ({cgroup version: file}, the key in it that counts hits)
-    "memory": ({1: "memory.oom_control", 2: "memory.events"}, b"oom_kill"),
-    "pids": ({1: "pids.events", 2: "pids.events"}, b"max"),
-    "cpu": ({1: "cpu.stat", 2: "cpu.stat"}, b"nr_throttled"),
+_HELD_BACK = 0.25  # of a command's time, from which on the limit on processor time is said to have been hit
+_EVENTS: dict[LimitName, dict[int, tuple[str, bytes, float]]] = {
+    # limit: {cgroup version: (file, the key in it that counts hits or time held back, one hit or second in its unit)}
+    "memory": {1: ("memory.oom_control", b"oom_kill", 1), 2: ("memory.events", b"oom_kill", 1)},
+    "pids": {1: ("pids.events", b"max", 1), 2: ("pids.events", b"max", 1)},
+    "cpu": {1: ("cpu.stat", b"throttled_time", 1e9), 2: ("cpu.stat", b"throttled_usec", 1e6)},
 }
 
 
@@ -28,11 +29,11 @@ class Groups:
 
     def __init__(self, places: Mapping[str, tuple[str, int]], limits: Limits) -> None:
         self.directories = list({Path(directory) for directory, _ in places.values()})
-        self._files: dict[LimitName, tuple[int, bytes]] = {}
+        self._files: dict[LimitName, tuple[int, bytes, float]] = {}
         self._watchdog: int | None = None
         self._lock = threading.Lock()
         try:
-            for name, (files, key) in _EVENTS.items():
+            for name, by_version in _EVENTS.items():
                 if name not in places:
                     continue
                 directory, version = Path(places[name][0]), places[name][1]
@@ -41,7 +42,8 @@ class Groups:
                     if path.exists() or file not in _OPTIONAL:
                         path.write_text(value)
                 with contextlib.suppress(FileNotFoundError):  # no cpu.stat without bandwidth control
-                    self._files[name] = os.open(directory / files[version], os.O_RDONLY | os.O_CLOEXEC), key
+                    file, key, unit = by_version[version]
+                    self._files[name] = os.open(directory / file, os.O_RDONLY | os.O_CLOEXEC), key, unit
             self._seen = self._counts()
         except BaseException:
             self.close()
@@ -51,23 +53,24 @@ class Groups:
         """What the sandbox's watchdog writes its hits to, if it has one; stays the caller's."""
         self._watchdog = descriptor
 
-    def _counts(self) -> dict[LimitName, int]:
-        found: dict[LimitName, int] = {}
-        for name, (descriptor, key) in self._files.items():
+    def _counts(self) -> dict[LimitName, float]:
+        found: dict[LimitName, float] = {}
+        for name, (descriptor, key, unit) in self._files.items():
             for line in os.pread(descriptor, 4096, 0).splitlines():
                 word, _, value = line.partition(b" ")
                 if word == key:
-                    found[name] = int(value)
+                    found[name] = int(value) / unit
         if self._watchdog is not None:
             memory, pids = watchdog.HITS.unpack(os.pread(self._watchdog, watchdog.HITS.size, 0))
             return {"memory": memory, "pids": pids, **found}  # it counts what no group does
         return found
 
-    def new_hits(self) -> list[LimitName]:
-        """The limits that were hit since the last call, the gravest first."""
+    def new_hits(self, seconds: float = 0) -> list[LimitName]:
+        """The limits that were hit since the last call, by what took so many seconds."""
         with self._lock:
             counts = self._counts()
-            hits = [name for name, count in counts.items() if count > self._seen.get(name, 0)]
+            least = {"cpu": _HELD_BACK * seconds}
+            hits = [name for name, count in counts.items() if count - self._seen.get(name, 0) > least.get(name, 0)]
             self._seen = counts
             return hits
 
@@ -75,7 +78,7 @@ class Groups:
         """After the sandbox's processes are gone. What resists is left to the starter, and to the next sweep."""
         with self._lock:
             self._watchdog = None
-            for descriptor, _ in self._files.values():
+            for descriptor, _, _ in self._files.values():
                 os.close(descriptor)
             self._files = {}
         for directory in self.directories:

@@ -183,7 +183,7 @@ class Sandbox:
             timed_out=timed_out,
             truncated=step.capture.truncated,
             restarted=step.restarted,
-            limit=self._limit(timed_out=timed_out, truncated=step.capture.truncated),
+            limit=self._limit(timed_out=timed_out, truncated=step.capture.truncated, seconds=step.seconds),
             cwd=step.cwd,
             seconds=step.seconds,
             output_bytes=step.capture.total,
@@ -216,8 +216,8 @@ class Sandbox:
             result = program.run(
                 self._control, request, stdin=stdin, timeout=left, max_output=max_output, on_output=on_output
             )
-            limit = self._limit(timed_out=result["timed_out"], truncated=result["truncated"])
-            return ExecResult(**result, limit=limit)
+            how = {key: result[key] for key in ("timed_out", "truncated", "seconds")}
+            return ExecResult(**result, limit=self._limit(**how))
 
     def open_terminal(
         self,
@@ -392,9 +392,9 @@ class Sandbox:
         with self._in_use(late=True):
             return "wall_time" if self._seconds_left() <= 0 else self._limit()
 
-    def _limit(self, *, timed_out: bool = False, truncated: bool = False) -> LimitName | None:
+    def _limit(self, *, timed_out: bool = False, truncated: bool = False, seconds: float = 0) -> LimitName | None:
         """The gravest limit that was hit; which of them matter depends on how the command ended."""
-        hits = self._groups.new_hits()
+        hits = self._groups.new_hits(seconds)
         if timed_out and self._seconds_left() <= 0:
             return "wall_time"
         for name in ("memory", "pids"):
