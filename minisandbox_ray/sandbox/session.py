@@ -29,7 +29,6 @@ from .starter.root import CONTROL_DIRECTORY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _LARGEST = 65535  # rows or columns, unsigned short in the kernel's struct winsize
-_SET_UP = b"exec 9<&-; BASH_ARGV0=bash; set +H +o history; unset HISTFILE; trap '\\return 130 2>/dev/null' INT\n"
 # (signal, seconds until the next, whether the shell itself may go)
 _ESCALATION = (
     (signal.SIGINT, 0.5, False),
@@ -266,8 +265,7 @@ class Session:
             written += os.pwrite(self._file, text[written:], written)
         os.ftruncate(self._file, len(text))
         self._was_opened()
-        control_line = f"\\. {CONTROL_DIRECTORY}/{self.name}\n\n".encode()
-        shell.push(_SET_UP + control_line if shell.is_new else control_line)
+        shell.push(f"\\. {CONTROL_DIRECTORY}/{self.name}\n\n".encode())
 
     def _was_opened(self) -> bool:
         assert self._opened
@@ -335,7 +333,7 @@ class Session:
             shell.is_new, self._unheard = False, 0
             return False
         self._unheard += 1
-        return self._unheard > 1 or time.monotonic() - running.began > _HEARD_SECONDS
+        return shell.is_new or self._unheard > 1 or time.monotonic() - running.began > _HEARD_SECONDS
 
     def abandon(self, running: Running) -> None:
         """What the shell is doing is unknown: it is replaced."""

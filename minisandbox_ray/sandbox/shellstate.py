@@ -3,6 +3,8 @@
 Bash exports its internal variables as dynamic symbols (its loadable builtins need them). ELF: gabi, 64-bit.
 """
 
+# ruff: noqa: PTH116  (pathlib would add to every start)
+
 import os
 import struct
 from pathlib import Path
@@ -18,7 +20,7 @@ _known: dict[tuple[int, int, int], tuple[bool, dict[bytes, int]]] = {}
 
 def _symbols(program: str) -> tuple[bool, dict[bytes, int]]:
     """(whether addresses are relative to where the program is loaded, {symbol: address})"""
-    status = Path(program).stat()
+    status = os.stat(program)
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns)
     if identity not in _known:
         _known[identity] = _read_symbols(program)
@@ -53,8 +55,11 @@ class ShellState:
         relative, symbols = _symbols(f"/proc/{pid}/exe")
         base = 0
         if relative:
-            with Path(f"/proc/{pid}/maps").open() as maps:
-                base = int(maps.readline().split("-")[0], 16)
+            maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                base = int(os.read(maps, 100).split(b"-")[0], 16)
+            finally:
+                os.close(maps)
         self._exit_code, self._environment = (base + symbols[name] for name in _SYMBOLS)
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
 

@@ -15,6 +15,7 @@ import socket
 import struct
 import termios
 import time
+from collections.abc import Callable
 from typing import Any
 
 from . import syscalls, watchdog, wire
@@ -23,7 +24,14 @@ _PIPE_SIZE = 4096  # one page: one slot
 _LAST_SECONDS = 5.0  # after its wall time, in which its owner ends commands in good order
 _LONGEST_SLEEP = 86_400.0  # seconds; poll(2) takes no number of milliseconds beyond 31 bits
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+# the starter ignores SIGINT, Python others, and whoever started the owner perhaps more; exec resets handlers only
+_IGNORED_SIGNALS = {signal.SIGINT} | {
+    number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN
+}
 _SHELL = ["/bin/bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
+
+# what a shell does first; the host waits for none of it. An INT ends a step.
+_SET_UP = b"exec 9<&-; BASH_ARGV0=bash; set +H +o history; unset HISTFILE; trap '\\return 130 2>/dev/null' INT\n"
 
 
 class Child:
@@ -115,14 +123,8 @@ class Init:
         master, slave = _open_terminal(*message["size"])
         reader, writer = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        pid = self._fork(evict=True)
-        if pid == 0:
-            try:
-                os.setsid()
-                fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-                _become(_SHELL, message, {0: slave, 1: slave, 2: slave, 9: reader}, strict=False)
-            finally:
-                os._exit(127)
+        os.write(writer, _SET_UP)
+        pid = self._fork(lambda: _spawn_shell(message, os.ttyname(slave), reader), evict=True)
         os.close(reader)
         # the slave stays open so that the master never hangs up early; the master tells the foreground group
         child = Child(pid, channel, (slave, master))
@@ -135,7 +137,7 @@ class Init:
         """A program on a new terminal, which hangs up when the last process on it ends."""
         master, slave = _open_terminal(*message["size"])
         try:
-            pid = self._fork(evict=False)
+            pid = self._fork(os.fork, evict=False)
             if pid == 0:
                 try:
                     os.setsid()
@@ -158,7 +160,7 @@ class Init:
             kill(child.pid, signal.SIGKILL)
 
     def _program(self, message: dict[str, Any], channel: socket.socket, descriptors: list[int]) -> Child:
-        pid = self._fork(evict=False)
+        pid = self._fork(os.fork, evict=False)
         if pid == 0:
             try:
                 os.setsid()
@@ -167,11 +169,11 @@ class Init:
                 os._exit(126)
         return Child(pid, channel)
 
-    def _fork(self, evict: bool) -> int:
-        """Fork; where the process limit is eaten up, `evict` ends everything inside first."""
+    def _fork(self, fork: Callable[[], int], evict: bool) -> int:
+        """Call `fork`; where the process limit is eaten up, `evict` ends everything inside first."""
         for _ in range(100):
             try:
-                return os.fork()
+                return fork()
             except OSError:
                 if self.watch and self.watch.pids:
                     self.watch.hit("pids")
@@ -180,7 +182,7 @@ class Init:
             watchdog.kill_everything()
             self._reap()
             time.sleep(0.01)
-        return os.fork()
+        return fork()
 
     def _reap(self) -> None:
         while True:
@@ -229,6 +231,41 @@ def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
     return master, fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
 
 
+def _spawn_shell(message: dict[str, Any], terminal: str, script: int) -> int:
+    """-> its pid. By vfork(2): a copy of this process's page tables would take longer than all the rest.
+
+    All descriptors here are closed on exec. The terminal becomes the controlling one of the new session's first
+    process when that opens it. Raises OSError when there can be no more processes.
+    """
+    streams = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
+    streams += [(os.POSIX_SPAWN_DUP2, 0, 2), (os.POSIX_SPAWN_DUP2, script, 9)]
+    _change_directory(message["cwd"], strict=False)
+    try:
+        pid = os.posix_spawn(
+            _SHELL[0],
+            _SHELL,
+            message["env"],
+            file_actions=streams,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=_IGNORED_SIGNALS,
+        )
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.ENOMEM):
+            raise
+        pid = os.fork()  # no bash here any more, or an environment that is too long: a shell that ends at once
+        if pid == 0:
+            os._exit(127)
+    finally:
+        os.chdir("/")
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:  # rather than pid 1; it runs nothing yet
+            file.write("500")
+    except OSError:  # it has ended
+        pass
+    return pid
+
+
 def _become_or_tell(message: dict[str, Any], streams: list[int]) -> None:
     """In a forked child: exec the message's argv with these for 0, 1 and 2, or say why not and exit as a shell does."""
     argv = message["argv"]
@@ -253,7 +290,7 @@ def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], s
         low = number + 1
     os.closerange(low, 1 << 20)
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     syscalls.set_dumpable(True)  # nothing of pid 1's is open any more, and its files in /proc are its own again
