@@ -102,10 +102,10 @@ def _read_mounts() -> list[Mount]:
         return []
 
 
-def hierarchies() -> list[Hierarchy]:
+def hierarchies(mounts: list[Mount] | None = None) -> list[Hierarchy]:
     """Where this process may be allowed to make groups: its own, those above it, up to the hierarchy's root."""
     found = []
-    for mount in _read_mounts():
+    for mount in _read_mounts() if mounts is None else mounts:
         own = mount.target / (mount.own or "")
         directories = [own, *(above for above in own.parents if above.is_relative_to(mount.target))]
         candidates = []

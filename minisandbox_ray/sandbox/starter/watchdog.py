@@ -178,6 +178,8 @@ def _files_in_memory(processes: Mapping[int, object]) -> int:
     for path in ("/", "/dev/shm"):
         status = os.statvfs(path)
         total += (status.f_blocks - status.f_bfree) * status.f_frsize
+    for line in _read("/proc/sysvipc/shm").splitlines()[1:]:
+        total += int(line.split()[14])  # resident bytes of a System V segment, attached or not
     seen = set()
     for pid in processes:
         try:
@@ -199,7 +201,7 @@ def _read(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(descriptor, 8192)
+        return os.read(descriptor, 1 << 16)
     except OSError:
         return b""
     finally:
