@@ -21,6 +21,13 @@ class Capture:
     def clear(self) -> None:
         self.__init__(2 * self.half)  # type: ignore[misc]
 
+    def drop_line(self, start: int, ending: bytes) -> None:
+        """Take out the line that begins at `start` if it ends so."""
+        end = self._head.find(b"\n", start, start + 300)
+        if end >= 0 and self._head.endswith(ending, start, end):
+            del self._head[start : end + 1]
+            self.total -= end + 1 - start
+
     def note_cut(self, earlier: "Capture") -> None:
         """What was added last came from another capture."""
         self._was_cut = self._was_cut or earlier.truncated

@@ -1,4 +1,4 @@
-"""Tells whether a file was opened since last asked.
+"""Tells whether a file, or which file of a directory, was opened since last asked.
 
 One inotify instance per process: a user may have few (128 by default), and closing one waits for the kernel for ms.
 """
@@ -16,7 +16,7 @@ class _Watcher:
     def __init__(self) -> None:
         self.descriptor = syscalls.inotify()
         self.lock = threading.Lock()
-        self.opened: set[int] = set()
+        self.opened: dict[int, bytes] = {}
 
     def read(self) -> None:
         while True:
@@ -27,8 +27,8 @@ class _Watcher:
             at = 0
             while at < len(events):
                 watch, _, _, length = _EVENT.unpack_from(events, at)
-                self.opened.add(watch)
                 at += _EVENT.size + length
+                self.opened[watch] = events[at - length : at].rstrip(b"\0")
 
 
 _watcher: _Watcher | None = None
@@ -56,18 +56,15 @@ class OpenWatch:
         with self._watcher.lock:
             self._watch = syscalls.add_open_watch(self._watcher.descriptor, path)
 
-    def was_opened(self) -> bool:
-        """Since the last call."""
+    def opened(self) -> bytes | None:
+        """The name that was opened last in a directory, empty for a file; None if nothing was since the last call."""
         watcher = self._watcher
         with watcher.lock:
             watcher.read()
-            if self._watch in watcher.opened:
-                watcher.opened.remove(self._watch)
-                return True
-            return False
+            return watcher.opened.pop(self._watch, None)
 
     def close(self) -> None:
         with self._watcher.lock:
             syscalls.remove_watch(self._watcher.descriptor, self._watch)
             self._watcher.read()
-            self._watcher.opened.discard(self._watch)
+            self._watcher.opened.pop(self._watch, None)

@@ -83,6 +83,8 @@ class Running:
     """The one that waits for its end; None if it is interactive."""
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Of an interactive one: held by the thread that uses it."""
+    start: int = 0
+    """Where its own output begins."""
     stop: bool = False
     opened: bool = False
     restarted: bool = False
@@ -123,13 +125,11 @@ class Session:
         is_root_used: bool,
     ) -> None:
         self.name, self.cwd, self.env = name, cwd, env
-        self._clean_env, self._size, self._output_limit, self._is_root_used = (
-            clean_env,
-            size,
-            output_limit,
-            is_root_used,
-        )
+        self._clean_env, self._size, self._output_limit = clean_env, size, output_limit
+        self._is_root_used = is_root_used
         self._spawn = spawn
+        self._control, self._control_line = control, f". {CONTROL_DIRECTORY}/{name}".encode()
+        self._told: OpenWatch | None = None
         self._state = threading.Condition()  # guards _running, _closed, _shell and _size
         self._running: Running | None = None
         self._closed = False
@@ -166,6 +166,8 @@ class Session:
         self._give_up_shell()
         if self._opened:
             self._opened.close()
+        if self._told:
+            self._told.close()
         os.close(self._file)
         os.close(self._wake)
 
@@ -249,6 +251,8 @@ class Session:
         if kept:
             running.sink(kept.data())
             running.capture.note_cut(kept)
+            if not running.opened:
+                running.start = running.capture.total
 
     def pause(self) -> None:
         """Leave the terminal to the drain thread."""
@@ -265,11 +269,11 @@ class Session:
             written += os.pwrite(self._file, text[written:], written)
         os.ftruncate(self._file, len(text))
         self._was_opened()
-        shell.push(f"\\. {CONTROL_DIRECTORY}/{self.name}\n\n".encode())
+        shell.push(b"\\" + self._control_line + b"\n\n")
 
     def _was_opened(self) -> bool:
         assert self._opened
-        return self._opened.was_opened()
+        return self._opened.opened() is not None
 
     def advance(self, running: Running, deadline: float, idle: float) -> Ending:
         """Wait as Shell.wait does; a shell that cannot begin the step is replaced."""
@@ -313,12 +317,12 @@ class Session:
             if running.thread is None:  # nor may it read what was typed
                 termios.tcflush(shell.terminal.descriptor, termios.TCOFLUSH)
                 reset_modes(shell.terminal.descriptor, shell.characters, termios.TCSAFLUSH)
-            self._feed(shell, b"return %d\n" % exit_code)
-            if shell.wait(_ignore, time.monotonic() + 2, _FOREVER) != "done":
+            if not self._have_done(shell, f"return {exit_code}\n"):
                 shell.kill(signal.SIGKILL, _NEVER, shell=True)
                 self._restart(running)
         if self._shell:
             self._shell.terminal.leave()
+        running.capture.drop_line(running.start, self._control_line)  # shown under `set -x` and `set -v`
         step = Step(
             running.capture, exit_code, stopped_by, running.restarted, self.cwd, time.monotonic() - running.began
         )
@@ -374,12 +378,39 @@ class Session:
     def _note(self, shell: Shell) -> int | None:
         """Exit code, directory and exported variables; None if the shell cannot tell any more."""
         try:
-            exit_code = shell.state.exit_code()
+            exit_code: int | None
+            if shell.state.is_readable:
+                exit_code = shell.state.exit_code()
+                self.env = shell.state.exported() or self.env
+            else:
+                exit_code = self._ask_exit_code(shell)
             self.cwd = self._directory(shell)
-            self.env = shell.state.exported() or self.env
         except (OSError, struct.error):
             return None
         return exit_code
+
+    def _ask_exit_code(self, shell: Shell) -> int | None:
+        """By which file the shell opens, of a bash whose memory tells nothing (a static build)."""
+        directory = f".{self.name}"
+        if self._told is None:
+            os.mkdir(directory, dir_fd=self._control)
+            codes = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._control)
+            try:
+                for code in range(256):
+                    os.close(os.open(str(code), os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=codes))
+                self._told = OpenWatch(f"/proc/self/fd/{codes}")
+            finally:
+                os.close(codes)
+        self._told.opened()
+        if not self._have_done(shell, f"<{CONTROL_DIRECTORY}/{directory}/$?\n"):
+            return None
+        told = self._told.opened()
+        return int(told) if told and self._have_done(shell, f"return {int(told)}\n") else None
+
+    def _have_done(self, shell: Shell, text: str) -> bool:
+        """Something short that is no step."""
+        self._feed(shell, text.encode())
+        return shell.wait(_ignore, time.monotonic() + _HEARD_SECONDS, _FOREVER) == "done"
 
     @staticmethod
     def _directory(shell: Shell) -> str:

@@ -9,9 +9,8 @@ import os
 import struct
 from pathlib import Path
 
-from minisandbox_ray.errors import SandboxError
-
 _SYMBOLS = (b"last_command_exit_value", b"export_env")
+_MAX_PROGRAM = 32 << 20
 _USUAL_VARIABLES, _MAX_VARIABLES, _MAX_ENVIRONMENT = 64, 4096, 1 << 20
 
 
@@ -28,9 +27,11 @@ def _symbols(program: str) -> tuple[bool, dict[bytes, int]]:
 
 
 def _read_symbols(path: str) -> tuple[bool, dict[bytes, int]]:
-    data = Path(path).read_bytes()
+    """None are found in a static build, in one for 32 bits, and in what is no program at all."""
+    with Path(path).open("rb") as file:
+        data = file.read(_MAX_PROGRAM)
     if data[:5] != b"\x7fELF\x02":
-        raise SandboxError("bash is not a 64-bit ELF program")
+        return False, {}
     sections_at, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, sections_at + 64 * number) for number in range(count)]
     found: dict[bytes, int] = {}
@@ -44,7 +45,7 @@ def _read_symbols(path: str) -> tuple[bool, dict[bytes, int]]:
             if text in _SYMBOLS:
                 found[text] = value
     if len(found) != len(_SYMBOLS):
-        raise SandboxError("this bash has no dynamic symbols to read its exit status by (a static build?)")
+        return False, {}
     return struct.unpack_from("<H", data, 16)[0] == 3, found  # ET_DYN
 
 
@@ -60,7 +61,9 @@ class ShellState:
                 base = int(os.read(maps, 100).split(b"-")[0], 16)
             finally:
                 os.close(maps)
-        self._exit_code, self._environment = (base + symbols[name] for name in _SYMBOLS)
+        self.is_readable = bool(symbols)
+        """Otherwise nothing else here may be used."""
+        self._exit_code, self._environment = (base + symbols.get(name, 0) for name in _SYMBOLS)
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:

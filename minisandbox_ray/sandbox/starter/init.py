@@ -209,6 +209,8 @@ class Init:
         received = wire.receive(child.channel)
         if received is None:  # the host gave it up
             self._forget(child)
+            if not child.held:
+                kill(-child.pid, signal.SIGKILL)
             kill(child.pid, signal.SIGKILL)
             return
         message, _ = received
@@ -271,15 +273,20 @@ def _become_or_tell(message: dict[str, Any], streams: list[int]) -> None:
     argv = message["argv"]
     try:
         _become(argv, message, dict(enumerate(streams)), strict=True)
+    except _NoDirectory as error:
+        what, status = f"cannot start in {message['cwd']}: {error}", 126
     except OSError as error:
-        os.write(2, f"{argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-        os._exit(127 if error.errno == errno.ENOENT else 126)
+        what, status = f"{argv[0]}: {error.strerror}", 127 if error.errno == errno.ENOENT else 126
+    except ValueError as error:  # half a character, which JSON can hold
+        what, status = f"arguments or environment: {error}", 126
+    os.write(2, f"{what}\n".encode("utf-8", "backslashreplace" if status == 126 else "surrogateescape"))
+    os._exit(status)
 
 
 def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], strict: bool) -> None:
     """In a forked child: take these descriptors and no others, and exec argv with the message's `env` in its `cwd`.
 
-    If that directory is gone, `strict` raises, else it is the nearest that is left.
+    If that directory is gone, `strict` raises _NoDirectory, else it is the nearest that is left.
     """
     lifted = {number: fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for number, descriptor in streams.items()}
     for number, descriptor in lifted.items():  # lifted first: the numbers, all below 10, may collide
@@ -300,13 +307,17 @@ def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], s
     os.execvpe(argv[0], argv, message["env"])
 
 
+class _NoDirectory(Exception):
+    pass
+
+
 def _change_directory(path: str, strict: bool) -> None:
     while True:
         try:
             return os.chdir(path)
-        except OSError:
+        except OSError as error:
             if strict or path in ("/", ""):
-                raise
+                raise _NoDirectory(error.strerror) from None
             path = os.path.dirname(path.rstrip("/"))
 
 
