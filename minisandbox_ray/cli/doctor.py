@@ -1,19 +1,58 @@
-"""Say whether sandboxes work on this machine, and what is missing where they don't."""
+"""Say whether sandboxes work on this machine, how, and what is missing."""
 
 import argparse
+import dataclasses
+import json
+import platform
 
-from minisandbox_ray.sandbox import Sandbox, SandboxSpec, check_supported
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from minisandbox_ray.environments import cache_root
+from minisandbox_ray.errors import SandboxError
+from minisandbox_ray.sandbox.mechanisms import Mechanism, probe, strict_failure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb takes no argument."""
+    """`--json` for machines."""
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start one sandbox for real. Raises SandboxError with the reason where that fails."""
-    check_supported()
-    with Sandbox(SandboxSpec()) as sandbox:
-        answer = sandbox.run("echo $((6 * 7)); id -u; ls /proc | grep -c '^[0-9]'")
-    ok = answer.output.split()[:2] == ["42", "0"]
-    print("sandboxes work here" if ok else f"a sandbox started but answered {answer.output!r}")
-    return 0 if ok else 1
+    """Try each mechanism for real and print a table; 0 only if sandboxes are strictly isolated here."""
+    if platform.system() != "Linux":
+        raise SandboxError(f"sandboxes need Linux, this is {platform.system()}")
+    found = probe(cache_root())
+    failure = strict_failure(found)
+    if arguments.json:
+        rows = [dataclasses.asdict(each) for each in found]
+        print(json.dumps({"strict": failure is None, "verdict": _verdict(found), "mechanisms": rows}, indent=2))
+    else:
+        console = Console()
+        console.print(_table(found))
+        console.print(_verdict(found), markup=False, highlight=False, soft_wrap=True)
+    return 0 if failure is None else 1
+
+
+def _table(found: list[Mechanism]) -> Table:
+    table = Table("mechanism", "here", "used")
+    table.add_column("which; or why not, what is lost, how to get it", overflow="fold")
+    last = ""
+    for each in found:
+        lines = [each.detail]
+        if not each.available:
+            lines += [f"lost: {each.lost}", f"get it: {'as above' if each.remedy == last else each.remedy}"]
+            last = each.remedy
+        here = "[green]yes" if each.available else "[red]no" if each.strict else "[yellow]no"
+        used = "yes" if each.available and each.chosen else "no"
+        table.add_row(each.name, here, used, escape("\n".join(filter(None, lines))))
+    return table
+
+
+def _verdict(found: list[Mechanism]) -> str:
+    """One line."""
+    if failure := strict_failure(found):
+        return f"sandboxes are not strictly isolated here: no {failure.name}: {failure.detail}; {failure.remedy}"
+    degraded = [each.name for each in found if not each.available and not each.strict and each.lost]
+    return "sandboxes are strictly isolated here" + (f"; without {', '.join(degraded)}" if degraded else "")

@@ -95,7 +95,8 @@ def _below(root: str, path: str) -> str | None:
     return None if parts[: len(above)] != above or ".." in rest else "/".join(rest)
 
 
-def _read_mounts() -> list[Mount]:
+def read_mounts() -> list[Mount]:
+    """Those of this process."""
     try:
         return find_mounts(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
     except OSError:  # no /proc worth the name
@@ -105,7 +106,7 @@ def _read_mounts() -> list[Mount]:
 def hierarchies(mounts: list[Mount] | None = None) -> list[Hierarchy]:
     """Where this process may be allowed to make groups: its own, those above it, up to the hierarchy's root."""
     found = []
-    for mount in _read_mounts() if mounts is None else mounts:
+    for mount in read_mounts() if mounts is None else mounts:
         own = mount.target / (mount.own or "")
         directories = [own, *(above for above in own.parents if above.is_relative_to(mount.target))]
         candidates = []
@@ -183,7 +184,7 @@ def remove(directory: Path, patience: float) -> bool:
 
 def find_groups(is_wanted: Callable[[str], object]) -> Iterator[Path]:
     """Groups of sandboxes whose name is wanted, wherever in the trees: their owner may have been in any group."""
-    for mount in _read_mounts():
+    for mount in read_mounts():
         todo, seen = [(mount.target, 0)], 0
         while todo and seen < _MOST_DIRECTORIES:
             directory, depth = todo.pop()

@@ -179,3 +179,9 @@ def hide_command_line(title: str) -> None:
     text = os.fsencode(title)[: end - start - 1]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, text, len(text))
+
+
+def landlock_version() -> int:
+    """Of the interface for confining oneself (landlock_create_ruleset(2)); raises OSError where there is none."""
+    number, version = ctypes.c_long(444), ctypes.c_uint(1)  # LANDLOCK_CREATE_RULESET_VERSION
+    return _check(_libc.syscall(number, None, ctypes.c_size_t(0), version), "landlock")
