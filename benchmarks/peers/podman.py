@@ -10,13 +10,16 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PROGRAMS = ("/bin/bash", "/bin/sleep")
+_PATIENCE = 10.0  # seconds
 _LIFE = "900"  # seconds: containers end by themselves if the benchmark is killed
 _CGROUPS = Path("/sys/fs/cgroup")
 _NAMESPACE = """
@@ -58,6 +61,21 @@ class Podman:
         if done.returncode:
             raise RuntimeError(f"podman {arguments[0]}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         return done.stdout
+
+    def end(self) -> None:
+        """Nothing of it runs any more, and its control groups are gone. Waits for what podman leaves to clean up."""
+        with suppress(RuntimeError):
+            self.call("rm", "--all", "--force", "--time=0")
+        deadline = time.monotonic() + _PATIENCE
+        while (members := _members(os.fstat(self._namespace).st_ino)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for groups in _CGROUPS.glob(f"*{self.cgroup}"):
+            for directory, _, _ in groups.walk(top_down=False):
+                with suppress(OSError):  # then somebody else's process is in it
+                    directory.rmdir()
 
     def start(self) -> "_Container":
         """A container that has answered."""
@@ -110,13 +128,19 @@ def engine(scratch: Path, complain: Callable[[str], object]) -> Iterator[Podman 
     finally:
         holder.communicate()
         if podman is not None:
-            with suppress(RuntimeError):
-                podman.call("rm", "--all", "--force", "--time=0")
-            for groups in _CGROUPS.glob(f"*{podman.cgroup}"):
-                for directory, _, _ in groups.walk(top_down=False):
-                    directory.rmdir()
+            podman.end()
         if namespace >= 0:
             os.close(namespace)
+
+
+def _members(namespace: int) -> list[int]:
+    """The processes that live in a mount namespace, given by its inode number."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/ns/mnt"):
+        with suppress(OSError):
+            if path.stat().st_ino == namespace:
+                found.append(int(path.parts[2]))
+    return found
 
 
 def _image(archive: Path) -> Path:
