@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from minisandbox_ray.sandbox import Sandbox, SandboxSpec
+from minisandbox_ray.sandbox import Sandbox
 from minisandbox_ray.sandbox.spec import DEFAULT_ENV
 
 NAME = "bubblewrap: bash on pipes, the same binds, no overlay"
@@ -43,13 +43,14 @@ def starter(sandbox: Sandbox) -> Callable[[], _Bash] | None:
     program = shutil.which("bwrap")
     if program is None:
         return None
-    command = [program, "--unshare-all", "--die-with-parent", *_mounts(sandbox.spec, sandbox.init_pid)]
-    command += ["--chdir", "/testbed", "/bin/bash", "--norc", "--noprofile"]
+    command = [program, "--unshare-all", "--die-with-parent", *mounts(sandbox)]
+    command += ["--dir", sandbox.spec.cwd, "--chdir", sandbox.spec.cwd, "/bin/bash", "--norc", "--noprofile"]
     return partial(_Bash, command)
 
 
-def _mounts(spec: SandboxSpec, pid: int) -> list[str]:
-    """From the sandbox's own mount table. Overlays become writable binds of their lowest directory."""
+def mounts(sandbox: Sandbox) -> list[str]:
+    """From a running sandbox's own mount table. Overlays become writable binds of their lowest directory."""
+    spec, pid = sandbox.spec, sandbox.init_pid
     arguments = []
     overlays = {overlay.target: str(overlay.lower[-1]) for overlay in spec.overlays}
     binds = {bind.target: bind for bind in spec.binds}
