@@ -74,11 +74,11 @@ def collect(upper: int, merged: int) -> Change:
         for path, status in _entries(upper, directories.pop()):
             kind = stat.S_IFMT(status.st_mode)
             if kind == stat.S_IFDIR:
-                if _attribute(upper, path, "trusted.overlay.redirect"):
+                if _attribute(upper, path, "redirect"):
                     removed.add(path)
                     merged_files.update(_files_below(merged, path))
                     continue
-                if _attribute(upper, path, "trusted.overlay.opaque") == b"y":
+                if _attribute(upper, path, "opaque") == b"y":
                     removed.add(path)
                 directories.append(path)
             elif kind in (stat.S_IFREG, stat.S_IFLNK):
@@ -123,7 +123,8 @@ def _attribute(root: int, path: bytes, name: str) -> bytes | None:
     except OSError:
         return None
     try:
-        return os.getxattr(descriptor, name)
+        # of the two, the one that who is inside cannot write
+        return os.getxattr(descriptor, f"{'user' if os.geteuid() else 'trusted'}.overlay.{name}")
     except OSError:
         return None
     finally:

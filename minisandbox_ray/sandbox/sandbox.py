@@ -21,6 +21,7 @@ from . import files, launcher, program
 from .interaction import Interaction
 from .plan import make_plan
 from .session import OnOutput, Session, Step, check_name, check_size
+from .snapshot import Origin, SessionState, Snapshot
 from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
 from .terminal import Terminal
@@ -48,7 +49,11 @@ class Sandbox:
     Raises SandboxError when it cannot be started, and from every method once it is gone.
     """
 
-    def __init__(self, spec: SandboxSpec) -> None:
+    def __init__(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> None:
+        """With a snapshot of a sandbox of the same spec, it starts with those files instead of none."""
+        self._open(spec, _origin(snapshot, spec))
+
+    def _open(self, spec: SandboxSpec, origin: Origin | None) -> None:
         self.spec = spec
         self._env = {**DEFAULT_ENV, **spec.env}
         self._state = threading.Condition()
@@ -58,7 +63,7 @@ class Sandbox:
         self._sessions: dict[str, Session] = {}
         self._sessions_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
-        self._enter(launcher.launch(_plan(spec), spec.limits))
+        self._enter(origin)
 
     def run(
         self,
@@ -130,7 +135,7 @@ class Sandbox:
     @property
     def sessions(self) -> list[str]:
         """The names of those that are open, oldest first."""
-        return list(self._sessions)
+        return list({**self._sessions, **self._carried})
 
     def interrupt(self, session: str = "main") -> None:
         """From another thread: stop what the session runs, as a limit on time does, and wait until that is over.
@@ -151,15 +156,18 @@ class Sandbox:
         found = self._sessions.get(name)
         if found:
             return found
-        if name != "main":
-            raise ValueError(self._unknown(name))
         with self._sessions_lock:
             if name not in self._sessions:
-                self._open_session(name, self.spec.cwd, self._env, _SIZE)
+                usual = SessionState(self.spec.cwd, self._env, _SIZE) if name == "main" else None
+                state = self._carried.get(name, usual)
+                if state is None:
+                    raise ValueError(self._unknown(name))
+                self._open_session(name, state.cwd, state.env, state.size)
+                self._carried.pop(name, None)
             return self._sessions[name]
 
     def _unknown(self, name: str) -> str:
-        return f"no session {name!r}: open are {', '.join(self._sessions) or 'none'}"
+        return f"no session {name!r}: open are {', '.join(self.sessions) or 'none'}"
 
     def _open_session(self, name: str, cwd: str, env: dict[str, str], size: tuple[int, int]) -> None:
         """`env` is all that its shell starts with. The caller holds the lock."""
@@ -281,6 +289,52 @@ class Sandbox:
                 self._fresh = None
                 os.close(merged)
 
+    def fork(self) -> "Sandbox":
+        """A new sandbox with the same files, at a cost that grows with what was written, not with what is below.
+
+        Each session's directory and exported variables go with them; processes do not. What a program is writing
+        meanwhile may be copied half-way. Raises SandboxError.
+        """
+        with self._in_use():
+            child = Sandbox.__new__(Sandbox)
+            child._open(self.spec, Origin(self._written, self._born, self._session_states()))
+            return child
+
+    def snapshot(self) -> Snapshot:
+        """Keep the files as they are now, for `restore` and for new sandboxes. Close it when it is not needed any more.
+
+        Raises SandboxError.
+        """
+        with self._in_use():
+            states = self._session_states()
+            descriptors = launcher.take_snapshot(self._written, self.spec.limits.disk_mib)
+            return Snapshot(self.spec, descriptors, states)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this sandbox or one of the same spec: its files, and fresh shells in them.
+
+        Everything that runs is ended; a call that is under way in another thread gets a SandboxError.
+        """
+        origin = _origin(snapshot, self.spec)
+        with self._closing:
+            with self._state:
+                if self._closed:
+                    raise SandboxError("the sandbox is closed")
+            self._end()
+            self._sessions = {}
+            self._enter(origin)
+            with self._state:
+                self._closed = False
+
+    @property
+    def _written(self) -> tuple[int, int]:
+        return self._descriptors["root"], self._descriptors["layers"]
+
+    def _session_states(self) -> dict[str, SessionState]:
+        with self._sessions_lock:
+            open_ = {name: session.state() for name, session in self._sessions.items()}
+            return {**open_, **self._carried}
+
     @property
     def init_pid(self) -> int:
         """Its first process, as the host numbers it; -1 when it is gone."""
@@ -295,25 +349,29 @@ class Sandbox:
     def close(self) -> None:
         """End everything inside, at once; nothing is left. Idempotent."""
         with self._closing:
-            with self._state:
-                if self._closed:
-                    return
-                self._closed = True
-            if self._is_running():
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            poller = select.poll()
-            poller.register(self._handle, select.POLLIN)
-            poller.poll(_CLOSE_SECONDS * 1000)
-            if fresh := self._fresh:
-                fresh.close()
-            with self._state:  # calls that were under way have seen the end by now
-                self._state.wait_for(lambda: self._users == 0)
-            for session in self._sessions.values():
-                session.close()
-            self._control.close()
-            for descriptor in (self._handle, *self._descriptors.values()):
-                os.close(descriptor)
-            self._groups.close()
+            self._end()
+
+    def _end(self) -> None:
+        """The caller holds `_closing`."""
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+        if self._is_running():
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        poller = select.poll()
+        poller.register(self._handle, select.POLLIN)
+        poller.poll(_CLOSE_SECONDS * 1000)
+        if fresh := self._fresh:
+            fresh.close()
+        with self._state:  # calls that were under way have seen the end by now
+            self._state.wait_for(lambda: self._users == 0)
+        for session in self._sessions.values():
+            session.close()
+        self._control.close()
+        for descriptor in (self._handle, *self._descriptors.values()):
+            os.close(descriptor)
+        self._groups.close()
 
     def __enter__(self) -> Self:
         return self
@@ -321,7 +379,10 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _enter(self, launched: launcher.Launched) -> None:
+    def _enter(self, origin: Origin | None) -> None:
+        self._carried = dict(origin.sessions) if origin else {}
+        plan = {**_plan(self.spec), "since": origin.since if origin else 0}
+        launched = launcher.launch(plan, self.spec.limits, origin.descriptors if origin else ())
         self._control, self._handle, self._descriptors, self._groups, self._born = launched
         self._root = self._descriptors["root"]
         self._deadline = time.monotonic() + self.spec.limits.wall_seconds  # pid 1's is some seconds later
@@ -414,6 +475,16 @@ class Sandbox:
 def _is_full(file_system: int) -> bool:
     status = os.fstatvfs(file_system)
     return status.f_bavail * status.f_frsize <= _FULL or (status.f_files > 0 and status.f_favail == 0)
+
+
+def _origin(snapshot: Snapshot | None, spec: SandboxSpec) -> Origin | None:
+    if snapshot is None:
+        return None
+    if snapshot.is_closed:
+        raise SandboxError("the snapshot is closed")
+    if snapshot.spec != spec:
+        raise ValueError("the snapshot is of a sandbox with another spec")
+    return snapshot.origin
 
 
 def _plan(spec: SandboxSpec) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .capture import Capture
 from .opens import OpenWatch
 from .shell import Ending, Shell, Sink, reset_modes
 from .spec import StoppedBy
+from .snapshot import SessionState
 from .starter.root import CONTROL_DIRECTORY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -37,6 +38,7 @@ _ESCALATION = (
     (signal.SIGKILL, 5.0, True),
 )
 _NUL = b"bash: the command holds a NUL character, which no shell can read; nothing was run\n"
+_UNWOUND = 2  # `$?` of a step that an INT ended, see starter/init.py
 _HEARD_SECONDS = 2.0
 _FOREVER = float("inf")
 _NEVER = 1 << 62
@@ -145,6 +147,10 @@ class Session:
         except BaseException:
             self._free()
             raise
+
+    def state(self) -> SessionState:
+        """What another shell can go on with."""
+        return SessionState(self.cwd, self.env, self._size)
 
     def close(self) -> None:
         """End what it runs; who waits for that gets a SandboxError. Idempotent."""
@@ -309,6 +315,8 @@ class Session:
         if ending not in ("done", "dead"):
             ending = self._stop(shell, running)
         exit_code = self._note(shell) if ending == "done" and not self._is_mute(running, shell) else None
+        if exit_code == _UNWOUND and stopped_by:
+            exit_code = 128 + signal.SIGINT
         if exit_code is None:
             code = shell.exit_code
             exit_code = 1 if code is None else 128 - code if code < 0 else code

@@ -18,7 +18,7 @@ from . import syscalls as sys
 from .etc import ETC_DIRECTORIES, common_files, etc_files
 from .identity import Identity
 
-CONTROL_DIRECTORY = "/run/minisandbox"
+CONTROL_DIRECTORY = "/dev/minisandbox"  # nobody can rename or remove what is in there, as in /run
 _NOTHING_SPECIAL = sys.MS_NOSUID | sys.MS_NODEV
 _READ_ONLY = sys.ATTR_RDONLY | sys.ATTR_NOSUID | sys.ATTR_NODEV
 _SYSTEM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -55,8 +55,8 @@ def prepare(identity: Identity) -> None:
     os.chdir("/")
     sys.mount("/new", "/new", None, sys.MS_BIND)
     _base(identity)
-    _control()
     _devices(identity)
+    _control()
     _proc()
 
 
@@ -217,7 +217,6 @@ def _attach(source: int, target: int, attributes: int, identity: Identity, *, mu
 def _control() -> None:
     """A tmpfs of its own, so that a step's text finds room on a full disk; the host alone can write it."""
     sys.mount("tmpfs", "/control", "tmpfs", _NOTHING_SPECIAL | sys.MS_NOEXEC, f"mode=755,size={_CONTROL_MIB}m")
-    os.makedirs(f"/new{CONTROL_DIRECTORY}")
     sys.mount("/control", f"/new{CONTROL_DIRECTORY}", None, sys.MS_BIND)
     sys.set_mount_attributes(f"/new{CONTROL_DIRECTORY}", _READ_ONLY | sys.ATTR_NOEXEC)
 
@@ -230,9 +229,11 @@ def _devices(identity: Identity) -> None:
         if identity.kind == "own":  # may not make devices, but show the host's
             _create(path, b"")
             sys.mount(f"/old/dev/{name}", path, None, sys.MS_BIND)
+            sys.set_mount_attributes(path, sys.ATTR_NOSUID | sys.ATTR_NOEXEC)
         else:
             os.mknod(path, 0o20666, os.makedev(major, minor))
             os.chmod(path, 0o666)
+    os.mkdir(f"/new{CONTROL_DIRECTORY}")
     os.mkdir("/new/dev/pts")
     os.mkdir("/new/dev/shm")
     group = "" if identity.kind == "own" else f",gid={identity.root + _TTY_GROUP}"
