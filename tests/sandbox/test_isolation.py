@@ -205,8 +205,8 @@ def test_no_new_privileges_and_few_capabilities(sandbox: Sandbox) -> None:
         "touch /proc/1/oom_score_adj && echo -1000 > /proc/1/oom_score_adj",
         "touch /dev/x",
         "rm /dev/null",
-        "rm -rf /run/minisandbox/main",
-        "echo x > /run/minisandbox/main",
+        "rm -rf /dev/minisandbox/main",
+        "echo x > /dev/minisandbox/main",
     ],
 )
 def test_is_refused(sandbox: Sandbox, command: str) -> None:

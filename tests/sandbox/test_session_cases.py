@@ -1,6 +1,5 @@
 """What an agent's shell must survive: session_cases.yaml says what each step must give."""
 
-# ruff: noqa: PTH115
 
 import os
 import re
@@ -12,9 +11,13 @@ import yaml
 
 from minisandbox_ray.sandbox import CommandResult
 
-from .conftest import Factory, guard, processes_in, still_alive
+from .conftest import Factory, guard, namespace_of, processes_in, still_alive
 
-CASES = yaml.safe_load((Path(__file__).parent / "session_cases.yaml").read_text())["cases"]
+CASES = [
+    case
+    for name in ("session_cases.yaml", "hostile_cases.yaml")
+    for case in yaml.safe_load((Path(__file__).parent / name).read_text())["cases"]
+]
 LIMITS = {
     "fills-the-disk": {"disk_mib": 64},
     "eats-memory": {"memory_mib": 256},
@@ -66,7 +69,7 @@ def test_case(case: dict, start: Factory, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PLANTED", "PLANTED-SECRET-ENV")
     sandbox = start(**LIMITS.get(case["id"], {}))
     guard(sandbox)
-    namespace = os.readlink(f"/proc/{sandbox.init_pid}/ns/mnt")
+    namespace = namespace_of(sandbox)
     resident = _resident()
     limits = set()
     for _ in range(REPEAT.get(case["id"], 1)):

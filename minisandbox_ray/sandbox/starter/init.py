@@ -4,7 +4,7 @@ Each shell and each one-shot program has a socket of its own to the host ("chann
 signals for it are asked for. When the host's end of the control socket closes, the sandbox ends.
 """
 
-# ruff: noqa: PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH104, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
 
 import errno
 import fcntl
@@ -30,8 +30,15 @@ _IGNORED_SIGNALS = {signal.SIGINT} | {
 }
 _SHELL = ["/bin/bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
 
-# what a shell does first; the host waits for none of it. An INT ends a step.
-_SET_UP = b"exec 9<&-; BASH_ARGV0=bash; set +H +o history; unset HISTFILE; trap '\\return 130 2>/dev/null' INT\n"
+# What a shell does first; the host waits for none of it. An INT ends a step: it returns, and until the shell is back
+# at its script (BASH_SOURCE then holds that alone) a DEBUG trap whose status is 2 has it return before each command,
+# from functions and sourced files alike (extdebug, in bash's manual); then the trap removes itself.
+_UNWIND = r"if ((\${#BASH_SOURCE[@]}>1)); then [[ x =~ [ ]] 2>/dev/null; else trap - DEBUG; shopt -u extdebug; fi"
+_SET_UP = (
+    "exec 9<&-; BASH_ARGV0=bash; set +H +o history; unset HISTFILE; "
+    rf"""trap 'trap "{_UNWIND}" DEBUG; shopt -s extdebug; \return 130 2>/dev/null' INT"""
+    "\n"
+).encode()
 
 
 class Child:
@@ -115,11 +122,7 @@ class Init:
         if message["strict"]:
             os.close(os.open(message["cwd"], os.O_PATH | os.O_DIRECTORY))
         for path, target in self.links.items():
-            if not os.path.lexists(path):
-                try:
-                    os.symlink(target, path)
-                except OSError:
-                    pass
+            _restore_link(path, target)
         master, slave = _open_terminal(*message["size"])
         reader, writer = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
@@ -223,6 +226,18 @@ class Init:
             wire.send(child.channel, {"signalled": True})
         except OSError:
             pass
+
+
+def _restore_link(path: str, target: str) -> None:
+    """What lies there instead is set aside, where that can be."""
+    try:
+        if os.path.lexists(path):
+            if os.path.islink(path) and os.readlink(path) == target:
+                return
+            os.rename(path, f"{path}.{time.monotonic_ns()}")
+        os.symlink(target, path)
+    except OSError:
+        pass
 
 
 def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
