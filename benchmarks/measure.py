@@ -17,6 +17,7 @@ class Live(Protocol):
 
 
 Start = Callable[[], Live]
+_PAUSE = 0.05  # seconds
 
 
 @dataclass
@@ -56,7 +57,10 @@ def in_turns(actions: Mapping[str, tuple[Callable[[], object], int]]) -> dict[st
 
 
 def starts_in_turns(starts: Mapping[str, tuple[Start, int]]) -> dict[str, Timings]:
-    """Start and close one at a time, each kind its number of times, evenly mixed; one more of each goes uncounted."""
+    """Start and close one at a time, each kind its number of times, evenly mixed; one more of each goes uncounted.
+
+    A pause follows each: what one does afterwards (ours prepares its next start) must not weigh on the other.
+    """
     timings = {name: Timings() for name in starts}
 
     def once(start: Start, name: str) -> None:
@@ -66,6 +70,7 @@ def starts_in_turns(starts: Mapping[str, tuple[Start, int]]) -> dict[str, Timing
         live.close()
         timings[name].close.append(time.perf_counter() - answered)
         timings[name].start.append(answered - begin)
+        time.sleep(_PAUSE)
 
     for start, _ in starts.values():
         start().close()

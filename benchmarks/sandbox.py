@@ -40,7 +40,7 @@ SPEC = EnvSpec(
 )
 FIGURES = """
     environment_mib environment_files podman_runtime
-    start_ms start_p90_ms start_bwrap_ms start_podman_ms start_vs_bwrap start_vs_podman
+    start_ms start_p90_ms start_bwrap_ms start_podman_ms start_vs_bwrap start_vs_podman cycle_ms
     close_ms close_bwrap_ms close_podman_ms close_vs_bwrap close_vs_podman
     start8_ms start8_p90_ms start32_ms start32_p90_ms start128_ms start128_p90_ms
     ready8_ms ready32_ms ready128_ms ready32_targz_ms ready32_vs_targz
