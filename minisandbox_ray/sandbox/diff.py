@@ -123,7 +123,7 @@ def _attribute(root: int, path: bytes, name: str) -> bytes | None:
     except OSError:
         return None
     try:
-        # of the two, the one that who is inside cannot write
+        # of the two kinds of attribute, the one that nobody inside can write
         return os.getxattr(descriptor, f"{'user' if os.geteuid() else 'trusted'}.overlay.{name}")
     except OSError:
         return None

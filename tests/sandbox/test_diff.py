@@ -94,6 +94,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_patch_reproduces_the_tree(name: str, start: Factory, project: Path, tmp_path: Path) -> None:
+    if name == "rename-directory-by-python" and os.geteuid() != 0:
+        pytest.skip("an overlay that an ordinary user mounted renames no directory of below: EXDEV")
     sandbox = start(lower=project)
     result = sandbox.run(CHANGES[name])
     assert result.exit_code == 0, result.output

@@ -237,7 +237,7 @@ def test_typing_into_a_terminal_is_refused(sandbox: Sandbox) -> None:
 
 def test_devices_are_the_harmless_set(sandbox: Sandbox) -> None:
     listing = sandbox.run(
-        "cd /dev; find . -type c -o -type b | sort; echo x > null; head -c 3 zero | wc -c"
+        "cd /dev; for f in $(find . | sort); do [ -c $f -o -b $f ] && echo $f; done; echo x > null; head -c 3 zero | wc -c"
     ).output.split()
     devices = {name.removeprefix("./") for name in listing[:-1]}
     assert devices == {"null", "zero", "full", "random", "urandom", "tty", "pts/0", "pts/ptmx"}
@@ -286,6 +286,8 @@ def test_set_user_id_files_of_an_archive_are_inert(start: Factory, tmp_path: Pat
     (tmp_path / "tool").write_bytes(Path("/usr/bin/id").read_bytes())
     (tmp_path / "tool").chmod(0o4755)
     sandbox = start(lower=tmp_path)
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user's sandbox has one user: setuid(1000) is EINVAL")
     code = "import os; os.setgid(1000); os.setuid(1000); os.execv('/testbed/tool', ['id', '-u'])"
     assert sandbox.execute(["/usr/bin/python3", "-c", code]).stdout.strip() == b"1000"
 

@@ -5,6 +5,7 @@ A memory file, because a packet is bounded and an argument list is not. Strings 
 
 # ruff: noqa: PTH123
 
+import array
 import json
 import os
 import socket
@@ -32,12 +33,16 @@ def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = ())
 
 def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     """The next message with its descriptors, or None when the peer is gone."""
+    received = array.array("i")
     try:
-        data, descriptors, _, _ = socket.recv_fds(sock, 1, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        # not socket.recv_fds, which ignores its flags
+        data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
+    for _, _, content in ancillary:
+        received.frombytes(content[: len(content) - len(content) % received.itemsize])
     if not data:
         return None
-    with open(descriptors[0], "rb") as file:
+    with open(received[0], "rb") as file:
         file.seek(0)
-        return json.loads(file.read()), list(descriptors[1:])
+        return json.loads(file.read()), list(received[1:])
