@@ -139,7 +139,9 @@ def _overlays(scratch: Path) -> Iterator[Mechanism]:
     for name, (step, strict, lost) in steps.items():
         result, why = _attempt(partial(_overlay, scratch, step))
         detail = why or ("an upper layer in memory" + ("" if is_root else ", userxattr") if not step else "")
-        remedy = "modprobe overlay; Linux 5.11 for ordinary users" if strict else "run as root"
+        remedy = "modprobe overlay; Linux 5.11 for ordinary users"
+        if step:
+            remedy = "Linux 6.6, whose tmpfs has user xattrs; or run as root" if strict else "run as root"
         yield Mechanism(name, result is not None, detail, result is not None, strict, lost, remedy)
         if name == "overlay" and result is None:
             break  # and so with all that is done in one
@@ -162,7 +164,7 @@ def _groups() -> Iterator[Mechanism]:
     }
     for controller in cgroups.CONTROLLERS:
         available = controller in made
-        place, why = _why_no_group(controller)
+        place, why, remedy = _why_no_group(controller)
         yield Mechanism(
             f"{controller} control group",
             available,
@@ -170,7 +172,7 @@ def _groups() -> Iterator[Mechanism]:
             chosen=available,
             strict=False,
             lost=lost[controller],
-            remedy=_remedy_for_groups(controller),
+            remedy=remedy,
         )
     missing = [controller for controller in ("memory", "pids") if controller not in made]
     _, why = _attempt(_process_limit)
@@ -369,24 +371,40 @@ def _enter_groups(name: str) -> dict[str, tuple[str, int]]:
     return cgroups.make(cgroups.hierarchies(), name)
 
 
-def _why_no_group(controller: str) -> tuple[str, str]:
-    """(where its groups would be made, why they cannot be)"""
+def _why_no_group(controller: str) -> tuple[str, str, str]:
+    """(where its groups would be made, why they cannot be, what would help)"""
     place, why = "", "no hierarchy with it is mounted here"
+    remedy = "mount the control groups; in a container: --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
     for mount in cgroups.read_mounts():
         own = mount.target / (mount.own or "")
-        if mount.version == 2:
-            with contextlib.suppress(OSError):
-                if controller not in (mount.target / "cgroup.controllers").read_text().split():
-                    continue
-        elif controller not in mount.controllers:
-            continue
-        places = [place for each in cgroups.hierarchies([mount]) for place, has in each.candidates if controller in has]
-        if places:
-            return str(places[0]), f"{places[0]} takes no process of ours"
-        why = f"{own} and what is above it: " + ("not delegated to us" if mount.version == 2 else "not ours to write")
-        if os.statvfs(mount.target).f_flag & os.ST_RDONLY:
-            why = f"{mount.target} is mounted read-only"
-    return place, why
+        try:
+            has = mount.controllers if mount.version == 1 else (mount.target / "cgroup.controllers").read_text().split()
+            if controller not in has:
+                continue
+            places = [at for each in cgroups.hierarchies([mount]) for at, has in each.candidates if controller in has]
+            if places:
+                return str(places[0]), f"{places[0]} takes no process of ours", _delegation(mount)
+            if os.statvfs(mount.target).f_flag & os.ST_RDONLY:
+                return place, f"{mount.target} is mounted read-only", f"mount -o remount,rw {mount.target}"
+            if mount.version == 1 or not os.access(own, os.W_OK):
+                why, remedy = f"{own} and what is above it is not ours to write", _delegation(mount)
+                continue
+            (own / "cgroup.subtree_control").write_text(f"+{controller}")
+        except OSError as error:
+            why, remedy = f"{own} does not delegate: {os.strerror(error.errno or 0)}", _delegation(mount)
+            if error.errno == errno.EBUSY:  # the rule of no internal processes: the kernel's cgroup-v2.rst
+                why = f"{own} holds processes itself, and so cannot have groups below it"
+                remedy = (
+                    f"mkdir {own}/all; for p in $(cat {own}/cgroup.procs); do echo $p > {own}/all/cgroup.procs; done"
+                )
+    return place, why, remedy
+
+
+def _delegation(mount: cgroups.Mount) -> str:
+    if mount.version == 2:
+        return "start it in a delegated group: systemd-run --user --scope -p 'Delegate=cpu memory pids' COMMAND"
+    at = mount.target / "users"
+    return f"mkdir -p {at}; chown -R {os.getuid()} {at}; echo PID_OF_YOUR_SHELL > {at}/cgroup.procs"
 
 
 def _process_limit() -> str:
@@ -450,14 +468,3 @@ def _remedy_for_namespaces() -> str:
     if os.geteuid() == 0:
         return "start the container with --cap-add SYS_ADMIN, or --privileged"
     return "a kernel with CONFIG_USER_NS and these namespaces; see the first line above that says no"
-
-
-def _remedy_for_groups(controller: str) -> str:
-    mounts = cgroups.read_mounts()
-    if os.geteuid() == 0:
-        return "mount the control groups writable; in a container: --cgroupns=host -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
-    for mount in mounts:
-        if controller in mount.controllers:
-            place = mount.target / "users"
-            return f"mkdir -p {place}; chown -R {os.getuid()} {place}; echo PID_OF_YOUR_SHELL > {place}/cgroup.procs"
-    return "start it in a delegated group: systemd-run --user --scope -p 'Delegate=cpu memory pids' COMMAND"

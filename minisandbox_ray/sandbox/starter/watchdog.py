@@ -21,7 +21,7 @@ HITS = struct.Struct("=QQ")  # how often the memory and the process limit were h
 _MIB = 1 << 20
 _FASTEST_GROWTH = 4 << 30  # bytes a second, assumed; of one process, page faults allow about half of that
 _FASTEST_FORKS = 5000  # a second, assumed
-_SHORTEST, _LONGEST = 0.005, 1.0  # seconds between two looks
+_SHORTEST, _LONGEST = 0.005, 2.0  # seconds between two looks
 _IDLE_FACTOR = 8  # so many times longer while nothing changes
 _SHARE = 0.05  # of one processor, for looking
 _DYING_SECONDS = 5.0  # until the next is killed while a killed process goes on holding its memory
@@ -40,10 +40,13 @@ class _Process(NamedTuple):
 
 
 class Watchdog:
-    """`memory` in bytes and `pids` in processes and threads, None where a control group sees to it."""
+    """`memory` in bytes and `pids` in processes and threads, None where a control group sees to it.
 
-    def __init__(self, memory: int | None, pids: int | None) -> None:
-        self.memory, self.pids = memory, pids
+    `held`: there can be no more than `pids`, they need only be told.
+    """
+
+    def __init__(self, memory: int | None, pids: int | None, *, held: bool) -> None:
+        self.memory, self.pids, self._held = memory, pids, held
         self.descriptor = os.memfd_create("hits", os.MFD_CLOEXEC)  # for the host; pid 1 keeps the mapping alone
         os.ftruncate(self.descriptor, mmap.PAGESIZE)
         self._hits = mmap.mmap(self.descriptor, mmap.PAGESIZE)
@@ -74,7 +77,7 @@ class Watchdog:
             if count > self.pids:
                 kill_everything()
             wait = 0.05
-        elif self.pids is not None:
+        elif self.pids is not None and not self._held:
             wait = (self.pids - count) / _FASTEST_FORKS
         if self.memory is not None:
             if used > self.memory:
@@ -127,7 +130,7 @@ def start(plan: Mapping[str, Any], groups: Mapping[str, Any], counts_processes: 
         lower_limit(resource.RLIMIT_DATA, 2 * memory + (1 << 30))
     if pids is not None and counts_processes:
         lower_limit(resource.RLIMIT_NPROC, pids)
-    return None if memory is None and pids is None else Watchdog(memory, pids)
+    return None if memory is None and pids is None else Watchdog(memory, pids, held=counts_processes)
 
 
 def lower_limit(kind: int, value: int) -> None:
