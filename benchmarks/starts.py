@@ -175,16 +175,12 @@ def in_a_crowd(report: Report, spec: SandboxSpec, quick: bool) -> None:
 
 def forks(report: Report, spec: SandboxSpec, quick: bool) -> None:
     """A sandbox with 1 MiB of changes, forked, until the fork answers."""
-    fork_of: Callable[[Sandbox], Sandbox] | None = getattr(Sandbox, "fork", None)
-    if fork_of is None:
-        report.row("fork with 1 MiB of changes", "–", "", None, "this version has no fork")
-        return
     with start(spec) as origin:
         if origin.run(_CHANGE_1_MIB).exit_code:
             raise RuntimeError("a sandbox could not write 1 MiB")
         times = 15 if quick else 40
         timings = starts_in_turns(
-            {"fork": (lambda: answered(fork_of(origin)), times), "start": (partial(start, spec), times)}
+            {"fork": (lambda: answered(origin.fork()), times), "start": (partial(start, spec), times)}
         )
     fork, fresh = timings["fork"].start, timings["start"].start
     report.figures |= {"fork_ms": ms(fork), "fork_vs_start": quantile(fork) / quantile(fresh)}
