@@ -1,4 +1,9 @@
-"""What /proc says of processes: who descends from whom, and what they hold."""
+"""What /proc says of processes: who descends from whom, and what they hold.
+
+No pathlib where process numbers are: Python 3.12 keeps every part of a path for ever, which the soak would count.
+"""
+
+# ruff: noqa: PTH123, PTH208
 
 import os
 import re
@@ -6,9 +11,14 @@ from collections import defaultdict
 from pathlib import Path
 
 
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
 def _stat(pid: int) -> list[str]:
     """The fields after the name: state, parent, …, start time (19)."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def parent(pid: int) -> int:
@@ -32,7 +42,7 @@ def is_there(identified: tuple[int, str]) -> bool:
 def tree(root: int) -> list[int]:
     """A process and all that descend from it."""
     children = defaultdict(list)
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             children[parent(int(name))].append(int(name))
         except OSError:  # it has ended meanwhile
@@ -46,7 +56,7 @@ def tree(root: int) -> list[int]:
 def command(pid: int) -> str:
     """Its short name; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return _read(f"/proc/{pid}/comm").strip()
     except OSError:
         return ""
 
@@ -54,7 +64,7 @@ def command(pid: int) -> str:
 def memory_mib(pid: int, kind: str = "Pss") -> float:
     """`Pss` counts a page that n processes share as an n-th; `Anonymous` leaves out files. MiB; 0 if it has ended."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        text = _read(f"/proc/{pid}/smaps_rollup")
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
     found = re.search(rf"^{kind}:\s+(\d+) kB$", text, re.MULTILINE)
@@ -63,7 +73,7 @@ def memory_mib(pid: int, kind: str = "Pss") -> float:
 
 def charged_mib(pid: int) -> float | None:
     """What the memory control group of a process is charged with: its files in memory and kernel objects included."""
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    for line in _read(f"/proc/{pid}/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "memory" or (not controllers and path != "/"):
             version_1, version_2 = Path(f"/sys/fs/cgroup/memory{path}"), Path(f"/sys/fs/cgroup{path}")

@@ -112,11 +112,8 @@ def against_archives(report: Report, environment: Environment, archives: Path, s
     targz_s = timings["targz"].start
     report.compare("reset, warm node", timings["warm"].start, targz_s, targz.NAME, "warm_vs_targz")
     report.compare("reset, cold node: unpack once, start", timings["cold"].start, targz_s, targz.NAME, "cold_vs_targz")
-    _many_against_archives(report, spec, unpack, 4 if quick else 32, _room(environment, scratch))
-
-
-def _room(environment: Environment, where: Path) -> int:
-    return targz.copies_that_fit(where, environment.manifest.unpacked_bytes)
+    room = targz.copies_that_fit(scratch, environment.manifest.unpacked_bytes)
+    _many_against_archives(report, spec, unpack, 4 if quick else 32, room)
 
 
 def _many_against_archives(
