@@ -17,7 +17,7 @@ from typing import Protocol
 from minisandbox_ray.errors import Owner, SandboxError
 
 from .spec import ExecResult
-from .starter import syscalls
+from .starter import identity, syscalls
 
 MAX_CONTENT, MAX_PATCH = 128 << 20, 256 << 20  # bytes
 _MEMO_CONTENT = 1 << 20  # bytes
@@ -124,7 +124,7 @@ def _attribute(root: int, path: bytes, name: str) -> bytes | None:
         return None
     try:
         # of the two kinds of attribute, the one that nobody inside can write
-        return os.getxattr(descriptor, f"{'user' if os.geteuid() else 'trusted'}.overlay.{name}")
+        return os.getxattr(descriptor, f"{'trusted' if identity.is_privileged() else 'user'}.overlay.{name}")
     except OSError:
         return None
     finally:

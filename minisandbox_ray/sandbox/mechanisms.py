@@ -74,14 +74,14 @@ def strict_failure(found: list[Mechanism]) -> Mechanism | None:
 
 
 def _probe(scratch: Path) -> Iterator[Mechanism]:
-    is_root = os.geteuid() == 0
+    is_root = identity.is_privileged()
     kinds, why = _attempt(partial(os.unshare, os.CLONE_NEWUSER))
     if kinds is not None:
         kinds, why = _attempt(lambda: " ".join(identity.find()))
     yield Mechanism(
         "user namespace",
         kinds is not None,
-        why or ("of root" if is_root else "root inside is you outside"),
+        why or ("of root" if is_root else "of an ordinary user"),
         chosen=True,
         strict=True,
         lost="root inside would be root outside" if is_root else "an ordinary user can have none of the below",
@@ -129,7 +129,7 @@ def _probe(scratch: Path) -> Iterator[Mechanism]:
 
 
 def _overlays(scratch: Path) -> Iterator[Mechanism]:
-    is_root = os.geteuid() == 0
+    is_root = identity.is_privileged()
     steps = {
         "overlay": ("", True, "no copy-on-write view: environments would have to be copied for each sandbox"),
         "rm -r of a lower directory": ("remove", True, "files of the environment could not be removed"),
@@ -177,7 +177,9 @@ def _groups() -> Iterator[Mechanism]:
     missing = [controller for controller in ("memory", "pids") if controller not in made]
     _, why = _attempt(_process_limit)
     detail = "for " + " and ".join(missing) if missing else "not needed"
-    detail += f"; process limit per user namespace: {why or 'works'}" if missing and os.geteuid() else ""
+    detail += (
+        f"; process limit per user namespace: {why or 'works'}" if missing and not identity.is_privileged() else ""
+    )
     yield Mechanism("watchdog", True, detail, bool(missing), False, "", "")
 
 
@@ -264,7 +266,7 @@ def _attempt(work: Callable[[], str | None]) -> tuple[str | None, str]:
 
 def _private(flags: int = 0) -> str:
     """Namespaces of its own, in which it may mount; raises OSError."""
-    if os.geteuid() != 0:
+    if not identity.is_privileged():
         identity.find()
     os.unshare(os.CLONE_NEWNS | flags)
     syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
@@ -335,7 +337,7 @@ def _overlay(scratch: Path, step: str = "", *, shifted: bool = False) -> str:
     for name in ("removed", "moved"):
         (lower / name / "deep").mkdir(parents=True, exist_ok=True)
         (lower / name / "deep" / "file").touch()
-    is_root = os.geteuid() == 0
+    is_root = identity.is_privileged()
     namespace = identity.find()["shifted"].namespace if shifted else None
     _private()
     place = _memory(scratch)

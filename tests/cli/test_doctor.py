@@ -68,6 +68,18 @@ def test_json(here: bool, tmp_path: Path) -> None:
     assert rows["watchdog"]["chosen"] == (not grouped)
 
 
+def test_as_root_of_a_user_namespace(here: bool, tmp_path: Path) -> None:
+    """As in a container of an ordinary user: root, with nothing of root's outside of it."""
+    nested = ["unshare", "--user", "--map-root-user"]
+    if not shutil.which("unshare") or run([*nested, "true"], tmp_path).returncode:
+        pytest.skip("no user namespaces here")
+    done = run([*nested, *DOCTOR, "--json"], tmp_path)
+    found = json.loads(done.stdout)
+    assert found["strict"] == here == (done.returncode == 0), found["verdict"]
+    rows = {row["name"]: row for row in found["mechanisms"]}
+    assert rows["user namespace"]["detail"] == "of an ordinary user"
+
+
 @pytest.mark.parametrize("denied", DENIED)
 def test_where_it_is_denied(denied: str, tmp_path: Path) -> None:
     if not shutil.which("unshare"):
