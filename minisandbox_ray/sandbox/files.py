@@ -1,12 +1,22 @@
-"""Files of a sandbox, read and written from outside: resolved inside its root, regular files only, without races."""
+"""Files of a sandbox, read and written from outside: resolved inside its root, without races.
+
+What is new belongs to root inside, whoever that is outside.
+"""
+
+# ruff: noqa: PTH208
 
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from pathlib import Path
 
 from .starter import paths
 
 _FLAGS = os.O_NONBLOCK | os.O_NOCTTY
+_PIECE = 1 << 20
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MOST_DIRECTORIES = 10_000  # that wait to be copied, each with two descriptors
 
 
 def _check(root: int, descriptor: int, path: str) -> os.stat_result:
@@ -24,32 +34,61 @@ def _check(root: int, descriptor: int, path: str) -> os.stat_result:
     return status
 
 
-def read(root: int, path: str, max_bytes: int) -> bytes:
+def _check_path(path: str) -> None:
+    if "\0" in path:
+        raise ValueError(f"a path holds a NUL: {path!r}")
+
+
+def _open(root: int, path: str) -> int:
+    """A regular file for reading; what it is is looked at before it is opened, which may have an effect."""
+    _check_path(path)
     descriptor = paths.open_in_root(root, path, os.O_PATH)
     try:
         _check(root, descriptor, path)
-        with open(f"/proc/self/fd/{descriptor}", "rb", buffering=0, opener=_opener) as file:
-            chunks, left = [], max_bytes + 1
-            while left > 0 and (data := file.read(min(left, 1 << 20))):
-                chunks.append(data)
-                left -= len(data)
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC | _FLAGS)
     finally:
         os.close(descriptor)
-    if left <= 0:
-        raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", path)
-    return b"".join(chunks)
 
 
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | _FLAGS | os.O_CLOEXEC)
+def _pieces(descriptor: int, path: str, max_bytes: int) -> Iterator[bytes]:
+    left = max_bytes + 1
+    while data := os.read(descriptor, min(left, _PIECE)):
+        left -= len(data)
+        if left <= 0:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", path)
+        yield data
+
+
+def read(root: int, path: str, max_bytes: int) -> bytes:
+    descriptor = _open(root, path)
+    try:
+        return b"".join(_pieces(descriptor, path, max_bytes))
+    finally:
+        os.close(descriptor)
 
 
 def write(root: int, path: str, data: bytes, mode: int) -> None:
+    descriptor = _create(root, path, mode)
+    try:
+        _write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def _owner(root: int) -> int | None:
+    """Who root inside is; None if this process is nobody else."""
+    return os.fstat(root).st_uid if os.geteuid() == 0 else None
+
+
+def _create(root: int, path: str, mode: int) -> int:
+    """An empty regular file, old or new, with its directories; -> descriptor for writing"""
+    _check_path(path)
     parent, _, name = path.rstrip("/").rpartition("/")
     if not name or path.endswith("/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    owner = _owner(root)
     if parent:
-        os.close(paths.make_directories(root, parent))
+        os.close(paths.make_directories(root, parent, owner))
     try:
         descriptor, is_new = paths.open_in_root(root, path, os.O_WRONLY | _FLAGS), False
     except FileNotFoundError:
@@ -57,11 +96,144 @@ def write(root: int, path: str, data: bytes, mode: int) -> None:
     try:
         _check(root, descriptor, path)
         if is_new:
+            if owner is not None:
+                os.fchown(descriptor, owner, owner)
             os.fchmod(descriptor, mode)
         os.ftruncate(descriptor, 0)
-        with open(descriptor, "wb", buffering=0, closefd=False) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-    finally:
+        return descriptor
+    except BaseException:
         os.close(descriptor)
+        raise
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def upload(root: int, source: Path, target: str) -> None:
+    """Copy a file, or a directory with all below it, into the sandbox: files, directories and links."""
+    if source.is_symlink() or not source.is_dir():
+        _upload_file(root, source, target)
+        return
+    _check_path(target)
+    os.close(paths.make_directories(root, target, _owner(root)))
+    for directory, names, files in os.walk(source):
+        inside = f"{target}/{Path(directory).relative_to(source)}"
+        for name in names + files:
+            path = Path(directory, name)
+            if path.is_symlink():
+                _make_link(root, os.readlink(path), inside, name)  # noqa: PTH115  (pathlib would tidy it up)
+            elif path.is_dir():
+                os.close(paths.make_directories(root, f"{inside}/{name}", _owner(root)))
+            elif path.is_file():
+                _upload_file(root, path, f"{inside}/{name}")
+
+
+def _upload_file(root: int, source: Path, target: str) -> None:
+    with source.open("rb") as file:
+        descriptor = _create(root, target, stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777)
+        try:
+            while data := file.read(_PIECE):
+                _write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+def _make_link(root: int, link: str, directory: str, name: str) -> None:
+    """In the place of a file or link that is there."""
+    parent = paths.open_in_root(root, directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        try:
+            os.symlink(link, name, dir_fd=parent)
+        except FileExistsError:
+            os.unlink(name, dir_fd=parent)
+            os.symlink(link, name, dir_fd=parent)
+        if (owner := _owner(root)) is not None:
+            os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=False)
+    finally:
+        os.close(parent)
+
+
+def download(root: int, source: str, target: Path, max_bytes: int) -> None:
+    """Copy a file, or a directory with all below it, out of the sandbox: regular files and directories.
+
+    Links are copied where they stand below it, as links, and never followed; programs stay executable. `max_bytes` in
+    all.
+    """
+    _check_path(source)
+    try:
+        top = paths.open_in_root(root, source, _DIRECTORY)
+    except NotADirectoryError:
+        _download_file(_open(root, source), None, target, max_bytes)
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    left, pending = max_bytes, [(top, os.open(target, _DIRECTORY | os.O_NOFOLLOW))]
+    try:
+        while pending:
+            here, there = pending.pop()
+            try:
+                for name in os.listdir(here):
+                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        if len(pending) > _MOST_DIRECTORIES:
+                            raise OSError(errno.EMFILE, "too many directories", source)
+                        pending.append(_enter(here, there, name))
+                    elif stat.S_ISLNK(status.st_mode):
+                        _replace(there, name)
+                        os.symlink(os.readlink(name, dir_fd=here), name, dir_fd=there)
+                    elif stat.S_ISREG(status.st_mode):
+                        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | _FLAGS, dir_fd=here)
+                        left -= _download_file(descriptor, there, Path(name), left)
+            finally:
+                os.close(here)
+                os.close(there)
+    finally:
+        for pair in pending:
+            for descriptor in pair:
+                os.close(descriptor)
+
+
+def _enter(here: int, there: int, name: str) -> tuple[int, int]:
+    inner = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+    try:
+        try:
+            os.mkdir(name, 0o755, dir_fd=there)
+        except FileExistsError:
+            pass
+        return inner, os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=there)
+    except BaseException:
+        os.close(inner)
+        raise
+
+
+def _replace(directory: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+
+
+def _download_file(source: int, directory: int | None, target: Path, max_bytes: int) -> int:
+    """-> its size in bytes"""
+    size = 0
+    try:
+        status = os.fstat(source)
+        if directory is None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        else:
+            _replace(directory, str(target))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            copy = os.open(target, flags, 0o644, dir_fd=directory)
+        try:
+            for data in _pieces(source, str(target), max_bytes):
+                _write(copy, data)
+                size += len(data)
+            os.fchmod(copy, 0o755 if status.st_mode & 0o100 else 0o644)
+        finally:
+            os.close(copy)
+    finally:
+        os.close(source)
+    return size

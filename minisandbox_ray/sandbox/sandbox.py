@@ -257,6 +257,23 @@ class Sandbox:
         with self._in_use():
             files.write(self._root, self._absolute(path), data, mode)
 
+    def upload(self, source: Path, target: str) -> None:
+        """Copy a host file, or a directory with all below it, to `target`: files, directories and links.
+
+        What is there is overwritten, what is only there stays. Raises OSError as open() does.
+        """
+        with self._in_use():
+            files.upload(self._root, Path(source), self._absolute(target))
+
+    def download(self, source: str, target: Path, max_bytes: int = 1 << 30) -> None:
+        """Copy a file, or a directory with all below it, to the host path `target`; `max_bytes` in all.
+
+        Links below the directory stay links, and are never followed, whoever made them; nothing special is copied, no
+        set-user-id, no owner. Raises OSError as open() does; EFBIG if it is too much.
+        """
+        with self._in_use():
+            files.download(self._root, self._absolute(source), Path(target), max_bytes)
+
     def diff(self, memo: MutableMapping[str, str] | None = None) -> str:
         """The change of /testbed since the start as a git patch against the commit that the lower layer holds.
 

@@ -1,5 +1,8 @@
 """The file interface resolves inside the root, whatever stands there."""
 
+import contextlib
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,7 +49,7 @@ def test_what_is_missing_or_no_file(sandbox: Sandbox) -> None:
         sandbox.write_file("/testbed", b"")
     with pytest.raises(NotADirectoryError):
         sandbox.write_file("/testbed/a.txt/b", b"")
-    with pytest.raises(OSError, match="Read-only|Permission denied"):
+    with pytest.raises(OSError, match=r"Read-only|Permission denied"):
         sandbox.write_file("/usr/bin/env", b"")
 
 
@@ -119,3 +122,78 @@ def test_a_full_disk_is_an_error(start: Factory) -> None:
         sandbox.write_file("/tmp/big", bytes(16 << 20))
     sandbox.run("rm /tmp/big")
     sandbox.write_file("/tmp/small", b"x")
+
+
+def test_files_belong_to_root_inside(sandbox: Sandbox) -> None:
+    sandbox.write_file("/testbed/new/directory/file", b"x", mode=0o600)
+    sandbox.write_file("/testbed/a.txt", b"two\n")
+    listed = "stat -c '%U:%G %a' new new/directory new/directory/file a.txt"
+    assert sandbox.run(listed).output == "root:root 755\nroot:root 755\nroot:root 600\nroot:root 644\n"
+    assert sandbox.run("echo y > new/directory/file; echo z > new/z; rm -r new").exit_code == 0
+
+
+def test_upload_and_download(sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "file").write_bytes(bytes(range(256)))
+    (source / "deep" / "run").write_text("#!/bin/sh\necho ran\n")
+    (source / "deep" / "run").chmod(0o755)
+    (source / "link").symlink_to("deep/run")
+    (source / "dangling").symlink_to("/nowhere")
+    (source / os.fsdecode(b"l\xe4tin")).write_text("odd")
+    sandbox.upload(source, "/tmp/target")
+    sandbox.upload(source, "/tmp/target")
+    assert sandbox.run("/tmp/target/link; readlink /tmp/target/dangling; ls /tmp/target/deep").output == (
+        "ran\n/nowhere\nempty  run\n"
+    )
+    for _ in range(2):
+        sandbox.download("/tmp/target", tmp_path / "back")
+    packed = [
+        subprocess.run(["tar", "-c", "--sort=name", "--mtime=@0", "."], cwd=path, check=True, stdout=subprocess.PIPE)
+        for path in (source, tmp_path / "back")
+    ]
+    assert packed[0].stdout == packed[1].stdout
+    sandbox.upload(source / "file", "one")
+    sandbox.download("one", tmp_path / "new" / "one")
+    assert (tmp_path / "new" / "one").read_bytes() == bytes(range(256))
+    with pytest.raises(FileNotFoundError):
+        sandbox.upload(tmp_path / "nothing", "/tmp/x")
+    with pytest.raises(FileNotFoundError):
+        sandbox.download("/nothing", tmp_path / "x")
+    with pytest.raises(OSError, match="larger than"):
+        sandbox.download("/tmp/target", tmp_path / "small", max_bytes=100)
+    with pytest.raises(ValueError, match="NUL"):
+        sandbox.read_file("a.txt\0b")
+
+
+def test_download_follows_no_link_out(sandbox: Sandbox, tmp_path: Path) -> None:
+    """A directory becomes a link of the same name, here or there."""
+    (tmp_path / "outside").mkdir()
+    secret = tmp_path / "outside" / "secret"
+    secret.write_text("host")
+    sandbox.run(
+        f"mkdir -p /tmp/d/sub; ln -s {tmp_path}/outside /tmp/d/out; ln -s {secret} /tmp/d/file; mkfifo /tmp/d/p"
+    )
+    sandbox.run("echo inside > /tmp/d/sub/secret; chmod 6755 /tmp/d/sub/secret")
+    target = tmp_path / "target"
+    sandbox.download("/tmp/d", target)
+    assert (target / "out").is_symlink()
+    assert not (target / "p").exists()
+    assert (target / "sub" / "secret").stat().st_mode & 0o7777 == 0o755
+    sandbox.run("rm /tmp/d/out; mkdir /tmp/d/out; echo overwritten > /tmp/d/out/secret")
+    with pytest.raises(OSError, match=r"Not a directory|symbolic"):
+        sandbox.download("/tmp/d", target)
+    assert secret.read_text() == "host"
+    sandbox.run(f"rm -r /tmp/d; ln -s {tmp_path}/outside /tmp/d")
+    with pytest.raises(FileNotFoundError):
+        sandbox.download("/tmp/d", tmp_path / "other")
+
+
+def test_upload_follows_no_link_out(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "source" / "sub").mkdir(parents=True)
+    (tmp_path / "source" / "sub" / "file").write_text("x")
+    sandbox.run(f"mkdir /tmp/t; ln -s {tmp_path}/outside /tmp/t/sub; ln -s /proc/self/root /tmp/t/sub2")
+    with contextlib.suppress(OSError):
+        sandbox.upload(tmp_path / "source", "/tmp/t")
+    assert list((tmp_path / "outside").iterdir()) == []

@@ -237,7 +237,8 @@ def test_typing_into_a_terminal_is_refused(sandbox: Sandbox) -> None:
 
 def test_devices_are_the_harmless_set(sandbox: Sandbox) -> None:
     listing = sandbox.run(
-        "cd /dev; for f in $(find . | sort); do [ ! -L $f ] && [ -c $f -o -b $f ] && echo $f; done; echo x > null; head -c 3 zero | wc -c"
+        "cd /dev; for f in $(find . | sort); do [ ! -L $f ] && [ -c $f -o -b $f ] && echo $f; done;"
+        "echo x > null; head -c 3 zero | wc -c"
     ).output.split()
     devices = {name.removeprefix("./") for name in listing[:-1]}
     assert devices == {"null", "zero", "full", "random", "urandom", "tty", "pts/0", "pts/ptmx"}

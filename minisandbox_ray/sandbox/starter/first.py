@@ -77,6 +77,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         watch = watchdog.start(plan, groups, counts_processes=kind.identity.namespace is None)
         if watch:
             descriptors["hits"] = watch.descriptor
+        if not kind.private_network:
+            syscalls.leave_abstract_sockets()
         _drop_privileges(kind.seccomp_filter)
         wire.send(control, {"descriptors": list(descriptors), "born": born}, list(descriptors.values()))
         _keep_only(control)
@@ -94,7 +96,7 @@ def _prepare(kind: Kind) -> None:
     os.unshare(_NAMESPACES | (os.CLONE_NEWNET if kind.private_network else 0))
     if kind.identity.root:
         syscalls.create_files_as(kind.identity.root)
-    root.prepare(kind.identity)
+    root.prepare(kind.identity, kind.private_network)
     if kind.private_network:
         _raise_loopback()
 

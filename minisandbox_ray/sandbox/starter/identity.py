@@ -19,6 +19,9 @@ Kind = Literal["shifted", "same", "own"]
 _BASE = _COUNT = 1 << 30  # ids that neither people nor /etc/subuid have, and as many as people may have
 
 
+_NO_PROJECTS = "0 0 1"  # anybody inside may write it, but only once
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     kind: Kind
@@ -94,7 +97,7 @@ def _make(users: str, groups: str) -> int:
     try:
         if not os.read(ready[0], 1):
             raise OSError("no new user namespace")
-        for name, text in (("uid_map", users), ("gid_map", groups)):
+        for name, text in (("uid_map", users), ("gid_map", groups), ("projid_map", _NO_PROJECTS)):
             _write(f"/proc/{pid}/{name}", text)
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
@@ -113,6 +116,7 @@ def _make_own() -> None:
         _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"0 {user} 1")
     _write("/proc/self/gid_map", f"0 {group} 1")
+    _write("/proc/self/projid_map", _NO_PROJECTS)
 
 
 def _write(path: str, text: str) -> None:

@@ -18,8 +18,11 @@ def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
     raise AssertionError
 
 
-def make_directories(root: int, path: str) -> int:
-    """`mkdir -p` inside the root; symbolic links are followed inside it. -> O_PATH descriptor of the last one"""
+def make_directories(root: int, path: str, owner: int | None = None) -> int:
+    """`mkdir -p` inside the root; symbolic links are followed inside it. -> O_PATH descriptor of the last one
+
+    New ones belong to `owner` and its group, if that is given.
+    """
     flags = os.O_PATH | os.O_DIRECTORY
     done = ""
     current = open_in_root(root, "/", flags)
@@ -29,6 +32,8 @@ def make_directories(root: int, path: str) -> int:
                 following = open_in_root(root, f"{done}/{part}", flags)
             except FileNotFoundError:
                 os.mkdir(part, 0o755, dir_fd=current)
+                if owner is not None:
+                    os.chown(part, owner, owner, dir_fd=current, follow_symlinks=False)
                 following = open_in_root(root, f"{done}/{part}", flags)
         finally:
             os.close(current)

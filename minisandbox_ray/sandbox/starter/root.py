@@ -26,8 +26,8 @@ _PLAIN_DIRECTORIES = ("etc", "home", "mnt", "opt", "root", "run", "srv", "sys", 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs")
 _PROC_MASKED = ("kcore", "keys", "key-users", "kmsg", "kpagecount", "kpageflags", "sched_debug", "sysrq-trigger")
-_PROC_MASKED_MORE = ("timer_list", "latency_stats")
-_PROC_HIDDEN = ("acpi", "scsi")
+_PROC_MASKED_MORE = ("timer_list", "latency_stats", "cmdline", "config.gz", "interrupts")
+_PROC_HIDDEN = ("acpi", "asound", "scsi")
 _CONTROL_MIB, _SHARED_MEMORY_MIB = 64, 64
 _TTY_GROUP = 5
 _FILES_PER_MIB = 256  # of the disk limit; an empty file costs about a KiB of kernel memory
@@ -41,7 +41,7 @@ class Refused(Exception):
         self.wanted = wanted
 
 
-def prepare(identity: Identity) -> None:
+def prepare(identity: Identity, private_network: bool) -> None:
     """Make the part of a root that no plan changes, and make / the tmpfs that holds it: see the module's text.
 
     Below / are then `new`, the root to be; `layers`; `control`; and the host's tree, `old`. Raises OSError.
@@ -57,7 +57,7 @@ def prepare(identity: Identity) -> None:
     _base(identity)
     _devices(identity)
     _control()
-    _proc()
+    _proc(private_network)
 
 
 def complete(plan: dict[str, Any], identity: Identity, origin: list[int]) -> tuple[dict[str, int], int]:
@@ -287,14 +287,14 @@ def _bind(root: int, source: int, target: str, writable: bool, identity: Identit
         os.close(descriptor)
 
 
-def _proc() -> None:
+def _proc(private_network: bool) -> None:
     os.mkdir("/new/proc")
     sys.mount("proc", "/new/proc", "proc", _NOTHING_SPECIAL | sys.MS_NOEXEC)
     with contextlib.suppress(PermissionError):  # ordinary users may not, before Linux 5.19
         _write("/new/proc/sys/kernel/shmall", _pages(_SHARED_MEMORY_MIB))  # segments outlive processes, as files do
-    # a network of its own belongs to the user namespace around it: no capability inside says who may take low ports
-    with contextlib.suppress(OSError):
-        _write("/new/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
+    if private_network:  # it belongs to the user namespace around: no capability inside says who may take low ports
+        with contextlib.suppress(OSError):
+            _write("/new/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
     for name in _PROC_READ_ONLY:
         path = f"/new/proc/{name}"
         if os.path.isdir(path):

@@ -67,7 +67,9 @@ _FAMILIES = (1, 2, 10, 16)
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
-_CLONE_NEWUSER, _TIOCSTI, _TIOCLINUX = 0x10000000, 0x5412, 0x541C
+# of mounts, control groups, names, IPC, users, processes and networks
+_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 
 def build_filter(machine: str) -> bytes:
@@ -90,7 +92,7 @@ def build_filter(machine: str) -> bytes:
         statement(_RETURN, _ERRNO | errno.ENOSYS)
     jump(_EQUAL, clone, 0, 4)
     statement(_LOAD, _ARGUMENT_0)
-    jump(_ANY_BIT, _CLONE_NEWUSER, 0, 1)
+    jump(_ANY_BIT, _NEW_NAMESPACES, 0, 1)
     statement(_RETURN, _ERRNO | errno.EPERM)
     statement(_LOAD, _NUMBER)
     jump(_EQUAL, clone3, 0, 1)  # its flags lie in memory, out of a filter's sight; C libraries fall back to clone
