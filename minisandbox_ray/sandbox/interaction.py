@@ -95,6 +95,8 @@ class Interaction:
         patterns = (
             list(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str | bytes) else [pattern]
         )
+        if not patterns:
+            raise ValueError("there is no pattern to expect")
         for one in patterns:
             if not isinstance(one, str | bytes | re.Pattern) or not one:
                 raise ValueError(f"{one!r} is no pattern: a string that is not empty, or a compiled expression")

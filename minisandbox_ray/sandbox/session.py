@@ -23,9 +23,10 @@ from minisandbox_ray.errors import Owner, SandboxError
 
 from .capture import Capture
 from .opens import OpenWatch
-from .shell import Ending, Shell, Sink, reset_modes
-from .spec import StoppedBy
+from .shell import Ending, Shell, Sink
 from .snapshot import SessionState
+from .spec import StoppedBy
+from .starter import modes
 from .starter.root import CONTROL_DIRECTORY
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -244,7 +245,7 @@ class Session:
             if "\0" in running.command:
                 running.sink(_NUL)
             if not shell.is_new:
-                reset_modes(shell.terminal.descriptor, shell.characters)
+                modes.reset(shell.terminal.descriptor, shell.characters)
             self._feed(shell, _script(running.command))
         except BaseException:  # interrupted in the middle: what the shell is doing is unknown
             self.abandon(running)
@@ -324,7 +325,7 @@ class Session:
         elif stopped_by or running.thread is None:  # an INT that comes late must not hit the next step
             if running.thread is None:  # nor may it read what was typed
                 termios.tcflush(shell.terminal.descriptor, termios.TCOFLUSH)
-                reset_modes(shell.terminal.descriptor, shell.characters, termios.TCSAFLUSH)
+                modes.reset(shell.terminal.descriptor, shell.characters, termios.TCSAFLUSH)
             if not self._have_done(shell, f"return {exit_code}\n"):
                 shell.kill(signal.SIGKILL, _NEVER, shell=True)
                 self._restart(running)

@@ -35,7 +35,7 @@ class Shell:
         finally:
             os.close(handle)
         self.terminal = Master(master, kept_limit)
-        self.characters = reset_modes(master)
+        self.characters = termios.tcgetattr(master)[6]
         self.exit_code: int | None = None
         self.is_new = True
         self._state: ShellState | None = None
@@ -158,15 +158,3 @@ def read(master: int) -> bytes:
         return os.read(master, 1 << 16)
     except OSError:
         return b""
-
-
-def reset_modes(master: int, characters: list[Any] | None = None, when: int = termios.TCSANOW) -> list[Any]:
-    """Lines, signals, no echo, output untouched; whatever a program did to it. -> control characters"""
-    modes = termios.tcgetattr(master)
-    modes[0], modes[1] = termios.ICRNL | 0o40000, 0  # IUTF8
-    modes[2] = termios.CS8 | termios.CREAD | termios.B38400
-    modes[3] = termios.ISIG | termios.ICANON | termios.IEXTEN
-    if characters:
-        modes[6] = characters
-    termios.tcsetattr(master, when, modes)
-    return modes[6]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import syscalls, watchdog, wire
+from . import modes, syscalls, watchdog, wire
 
 _PIPE_SIZE = 4096  # one page: one slot
 _LAST_SECONDS = 5.0  # after its wall time, in which its owner ends commands in good order
@@ -124,6 +124,7 @@ class Init:
         for path, target in self.links.items():
             _restore_link(path, target)
         master, slave = _open_terminal(*message["size"])
+        modes.reset(slave)  # now: a shell goes back to what it found whenever a program dies by a signal
         reader, writer = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         os.write(writer, _SET_UP)
