@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try each mechanism for real and print a table; 0 only if sandboxes are strictly isolated here."""
+    """Try each mechanism for real and print a table; 0 only if strict sandboxes work here."""
     if platform.system() != "Linux":
         raise SandboxError(f"sandboxes need Linux, this is {platform.system()}")
     found = probe(cache_root())
@@ -53,6 +53,6 @@ def _table(found: list[Mechanism]) -> Table:
 def _verdict(found: list[Mechanism]) -> str:
     """One line."""
     if failure := strict_failure(found):
-        return f"sandboxes are not strictly isolated here: no {failure.name}: {failure.detail}; {failure.remedy}"
+        return f"strict sandboxes do not work here: no {failure.name}: {failure.detail}; {failure.remedy}"
     degraded = [each.name for each in found if not each.available and not each.strict and each.lost]
-    return "sandboxes are strictly isolated here" + (f"; without {', '.join(degraded)}" if degraded else "")
+    return "strict sandboxes work here" + (f"; without {', '.join(degraded)}" if degraded else "")

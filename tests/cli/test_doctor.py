@@ -45,7 +45,7 @@ def test_table(here: bool, tmp_path: Path) -> None:
     done = run(DOCTOR, tmp_path / "cache")
     assert (done.returncode == 0) == here
     assert "user namespace" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("sandboxes are " + ("strictly" if here else "not strictly"))
+    assert done.stdout.splitlines()[-1].startswith("strict sandboxes " + ("work" if here else "do not work"))
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []  # nothing is left
 
@@ -90,7 +90,7 @@ def test_where_it_is_denied(denied: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == ""
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("sandboxes are not strictly isolated here: no user namespace: ")
+    assert last.startswith("strict sandboxes do not work here: no user namespace: ")
     remedy = "max_user_namespaces" if denied == "no user namespaces" else "--security-opt seccomp=unconfined"
     assert remedy in last
     found = json.loads(run([*DENIED[denied], *DOCTOR, "--json"], tmp_path / "cache").stdout)
