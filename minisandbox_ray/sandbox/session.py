@@ -151,7 +151,10 @@ class Session:
 
     def state(self) -> SessionState:
         """What another shell can go on with."""
-        return SessionState(self.cwd, self.env, self._size)
+        with self._state:
+            if self._shell and not self._running:
+                self.env = self._shell.exported_now() or self.env
+            return SessionState(self.cwd, self.env, self._size)
 
     def close(self) -> None:
         """End what it runs; who waits for that gets a SandboxError. Idempotent."""

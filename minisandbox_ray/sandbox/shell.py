@@ -5,6 +5,7 @@
 import os
 import select
 import socket
+import struct
 import termios
 import time
 from collections.abc import Callable
@@ -57,6 +58,13 @@ class Shell:
         if self._state is None:
             self._state = ShellState(self.pid)
         return self._state
+
+    def exported_now(self) -> dict[str, str] | None:
+        """Of a shell at rest; None if it cannot be told."""
+        try:
+            return self.state.exported_now() if not self.is_new and self.state.is_readable else None
+        except (OSError, OverflowError, ValueError, struct.error):
+            return None
 
     def close(self) -> None:
         """Pid 1 kills a shell whose channel is closed."""

@@ -9,7 +9,9 @@ import os
 import struct
 from pathlib import Path
 
-_SYMBOLS = (b"last_command_exit_value", b"export_env")
+_SYMBOLS = (b"last_command_exit_value", b"export_env", b"shell_variables")
+_EXPORTED, _INVISIBLE, _COMPOUND = 0x1, 0x1000, 0x4 | 0x40  # attributes, bash's variables.h
+_MAX_HEAP = 16 << 20
 _MAX_PROGRAM = 32 << 20
 _USUAL_VARIABLES, _MAX_VARIABLES, _MAX_ENVIRONMENT = 64, 4096, 1 << 20
 
@@ -63,7 +65,7 @@ class ShellState:
                 os.close(maps)
         self.is_readable = bool(symbols)
         """Otherwise nothing else here may be used."""
-        self._exit_code, self._environment = (base + symbols.get(name, 0) for name in _SYMBOLS)
+        self._exit_code, self._environment, self._variables = (base + symbols.get(name, 0) for name in _SYMBOLS)
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -99,3 +101,59 @@ class ShellState:
             if name and name != "_":
                 found[name] = value
         return found
+
+    def exported_now(self) -> dict[str, str] | None:
+        """Exported variables as they are, of a shell that is at rest; exported functions as last handed over.
+
+        Walks the hash table of variables: VAR_CONTEXT, HASH_TABLE, BUCKET_CONTENTS and SHELL_VAR of bash 4 and 5.
+        """
+        memory = _Memory(self._memory)
+        context = memory.pointer(self._variables)
+        table = memory.pointer(context + 32)
+        buckets, count = struct.unpack("Qi", memory.read(table, 12))
+        if not 0 < count <= 1 << 16:
+            return None
+        found = {name: value for name, value in (self.exported() or {}).items() if name.startswith("BASH_FUNC_")}
+        entries = [entry for (entry,) in struct.iter_unpack("Q", memory.read(buckets, 8 * count)) if entry]
+        memory.fetch(min(entries), max(entries) + 4096)
+        for _ in range(_MAX_VARIABLES):
+            if not entries:
+                return found
+            entry = entries.pop()
+            following, variable = struct.unpack("Q8xQ", memory.read(entry, 24))
+            if following:
+                entries.append(following)
+            name, value, attributes = struct.unpack("QQ24xi", memory.read(variable, 44))
+            if attributes & _EXPORTED and not attributes & (_INVISIBLE | _COMPOUND) and value:
+                found[memory.text(name)] = memory.text(value)
+        return None
+
+
+class _Memory:
+    """Of a process, by /proc/PID/mem; a stretch of it may be fetched at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._start, self._block = descriptor, 0, b""
+
+    def fetch(self, start: int, end: int) -> None:
+        if end - start <= _MAX_HEAP:
+            self._start, self._block = start, os.pread(self._descriptor, end - start, start)
+
+    def read(self, address: int, size: int) -> bytes:
+        """Raises struct.error if less is there."""
+        at = address - self._start
+        data = self._block[at : at + size] if 0 <= at <= len(self._block) - size else b""
+        data = data or os.pread(self._descriptor, size, address)
+        if len(data) < size:
+            raise struct.error("the shell's memory is not as expected")
+        return data
+
+    def pointer(self, address: int) -> int:
+        return struct.unpack("Q", self.read(address, 8))[0]
+
+    def text(self, address: int) -> str:
+        at = address - self._start
+        if 0 <= at < len(self._block) and (end := self._block.find(b"\0", at)) >= 0:
+            return os.fsdecode(self._block[at:end])
+        data = os.pread(self._descriptor, 1 << 17, address)  # the longest variable that can be handed to a program
+        return os.fsdecode(data.partition(b"\0")[0])

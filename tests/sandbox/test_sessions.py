@@ -316,3 +316,11 @@ def test_a_bash_that_tells_nothing(start: Factory) -> None:
     assert sandbox.run("cd /tmp; sleep 100", timeout=1).timed_out
     assert sandbox.run("exit 3").restarted
     assert sandbox.run("pwd").output == "/tmp\n"
+
+
+def test_a_fork_has_what_was_exported_last(sandbox: Sandbox) -> None:
+    sandbox.run("export A='x y' B; C=3; unset LANG; f() { echo f; }; export -f f; cd /tmp; /bin/true")
+    sandbox.run("export A=late D=4; B=5; cd /root")
+    with sandbox.fork() as fork:
+        assert fork.run("echo $A $B $C $D ${LANG-none}; f; pwd").output == "late 5 4 none\nf\n/root\n"
+    assert sandbox.run("echo $A").output == "late\n"
