@@ -45,7 +45,7 @@ class Capture:
                 self._trim()
 
     def _trim(self) -> bytes:
-        tail = b"".join(self._tail)[-self.half :]
+        tail = b"".join(self._tail)[-self.half :] if self.half else b""
         self._tail, self._tail_size = [tail], len(tail)
         return tail
 

@@ -91,3 +91,38 @@ def test_after_close(sandbox: Sandbox) -> None:
         sandbox.run("true")
     with pytest.raises(SandboxError, match="closed"):
         sandbox.read_file("/etc/passwd")
+
+
+def test_no_output_is_kept_where_none_is_wanted(sandbox: Sandbox) -> None:
+    seen = 0
+
+    def on_output(_: int, data: bytes) -> None:
+        nonlocal seen
+        seen += len(data)
+
+    result = sandbox.execute(["head", "-c", "50000000", "/dev/zero"], max_output=0, on_output=on_output)
+    assert seen == 50_000_000
+    assert len(result.stdout) < 100
+
+
+def test_what_no_program_can_be_started_with(sandbox: Sandbox) -> None:
+    for argv in ([], [""], ["a\0b"], ["true", "a\0b"]):
+        with pytest.raises(ValueError, match="argv"):
+            sandbox.execute(argv)
+    with pytest.raises(ValueError, match="cwd"):
+        sandbox.execute(["true"], cwd="/tmp\0")
+    for env in ({"": "x"}, {"A=B": "x"}, {"A\0": "x"}, {"A": "\0"}):
+        with pytest.raises(ValueError, match="environment variable"):
+            sandbox.execute(["true"], env=env)
+
+
+def test_a_directory_that_does_not_exist_is_named(sandbox: Sandbox) -> None:
+    for cwd, reason in (("/nowhere", b"No such file or directory"), ("/testbed/a.txt", b"Not a directory")):
+        result = sandbox.execute(["true"], cwd=cwd)
+        assert (result.exit_code, result.stderr) == (126, b"cannot start in %s: %s\n" % (cwd.encode(), reason))
+
+
+def test_half_a_character(sandbox: Sandbox) -> None:
+    result = sandbox.execute(["true", "\ud800"])
+    assert result.exit_code == 126
+    assert b"encode" in result.stderr
