@@ -88,6 +88,60 @@ def collect(upper: int, merged: int) -> Change:
     return Change(upper, merged, frozenset(removed), frozenset(upper_files), frozenset(merged_files))
 
 
+def compare(pristine: int, merged: int) -> Change:
+    """The same from two whole trees, where there is no upper layer."""
+    before, after = (dict(_below(root)) for root in (pristine, merged))
+    removed, changed = set(), set()
+    for path, mode in before.items():
+        if stat.S_IFMT(after.get(path, 0)) != stat.S_IFMT(mode) and not stat.S_ISDIR(mode):
+            removed.add(path)
+    for path, mode in after.items():
+        if stat.S_ISDIR(mode) or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            continue
+        if path not in before or stat.S_ISDIR(before[path]) or _differ(pristine, merged, path):
+            changed.add(path)
+        if stat.S_ISDIR(before.get(path, 0)):
+            removed.add(path)
+    return Change(merged, merged, frozenset(removed), frozenset(), frozenset(changed))
+
+
+def _below(root: int) -> Iterator[tuple[bytes, int]]:
+    directories = [b""]
+    while directories:
+        for path, status in _entries(root, directories.pop()):
+            yield path, status.st_mode
+            if stat.S_ISDIR(status.st_mode):
+                directories.append(path)
+
+
+def _differ(pristine: int, merged: int, path: bytes) -> bool:
+    """Whether git would see another file: its kind, whether it can be executed, its content."""
+    descriptors: list[int] = []
+    try:
+        for root in (pristine, merged):
+            descriptors.append(
+                syscalls.openat2(root, path, os.O_PATH | os.O_NOFOLLOW, resolve=syscalls.RESOLVE_BENEATH)
+            )
+        one, two = map(os.fstat, descriptors)
+        if stat.S_IFMT(one.st_mode) != stat.S_IFMT(two.st_mode) or one.st_size != two.st_size:
+            return True
+        if stat.S_ISLNK(one.st_mode):
+            return os.readlink(b"", dir_fd=descriptors[0]) != os.readlink(b"", dir_fd=descriptors[1])
+        if (one.st_mode ^ two.st_mode) & 0o100:
+            return True
+        paths = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
+        with open(paths[0], "rb", buffering=0) as before, open(paths[1], "rb", buffering=0) as after:
+            while (piece := before.read(1 << 20)) == after.read(1 << 20):
+                if not piece:
+                    return False
+        return True
+    except OSError:  # it is going, or cannot be read
+        return True
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
 def _entries(root: int, directory: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
     """(path, status) of what is in a directory; git's own are left out, and so is what vanishes meanwhile."""
     try:

@@ -84,6 +84,8 @@ class Launched(NamedTuple):
     groups: Groups
     born: int
     """When its files were as every sandbox's are, in nanoseconds after the epoch."""
+    copies: bool
+    """It has copies in the place of overlays."""
 
 
 def launch(plan: wire.Message, limits: Limits, origin: Sequence[int] = ()) -> Launched:
@@ -139,7 +141,7 @@ def _attempt(
             message, descriptors = received
             named = dict(zip(message["descriptors"], descriptors, strict=True))
             groups.add_watchdog(named.get("hits"))
-            return Launched(control, handle, named, groups, message["born"])
+            return Launched(control, handle, named, groups, message["born"], message["copies"])
     except BaseException as error:
         _give_up(control, handle, groups)
         if isinstance(error, OSError):
@@ -149,13 +151,16 @@ def _attempt(
     return received[0]["again"] if received else None
 
 
-def take_snapshot(origin: Sequence[int], disk_mib: int) -> list[int]:
-    """Copy what the descriptors of `origin` (root, layers) show; -> descriptors of the copies. Raises SandboxError."""
+def take_snapshot(origin: Sequence[int], copied: Sequence[str]) -> list[int]:
+    """Copy what the descriptors of `origin` (root, layers) show; -> descriptors of the copies. Raises SandboxError.
+
+    `copied` are the paths of what is a copy itself, not an overlay.
+    """
     control, theirs = wire.channel()
     with control:
         with theirs:
             try:
-                wire.send(_get().socket, {"op": "snapshot", "disk_mib": disk_mib}, [theirs.fileno(), *origin])
+                wire.send(_get().socket, {"op": "snapshot", "copied": list(copied)}, [theirs.fileno(), *origin])
             except OSError:
                 pass  # seen by the next line
         received = _answer(control, "snapshot")

@@ -33,6 +33,7 @@ def make_plan(spec: SandboxSpec) -> dict[str, Any]:
         "pids": limits.pids,
         "wall_seconds": limits.wall_seconds,
         "groups": True,
+        "copies": False,
         "since": 0,
     }
 

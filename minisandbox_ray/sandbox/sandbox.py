@@ -284,14 +284,22 @@ class Sandbox:
         Raises DiffTooLargeError; SandboxError if /testbed is no repository.
         """
         with self._in_use(), self._diff_lock:
-            if "upper" not in self._descriptors:
+            overlays = [overlay for overlay in self.spec.overlays if overlay.target == "/testbed"]
+            if not overlays:
                 raise SandboxError("diff() needs an overlay on /testbed")
             merged = paths.open_in_root(self._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
             try:
-                change = diff_.collect(self._descriptors["upper"], merged)
+                if self._has_copies:
+                    with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as self._fresh:
+                        pristine = paths.open_in_root(self._fresh._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
+                        try:
+                            change = diff_.compare(pristine, merged)
+                        finally:
+                            os.close(pristine)
+                else:
+                    change = diff_.collect(self._descriptors["upper"], merged)
                 if not change:
                     return ""
-                overlays = [overlay for overlay in self.spec.overlays if overlay.target == "/testbed"]
                 key = None
                 if memo is not None:
                     key = diff_.memo_key([str(path) for overlay in overlays for path in overlay.lower], change)
@@ -324,7 +332,9 @@ class Sandbox:
         """
         with self._in_use():
             states = self._session_states()
-            descriptors = launcher.take_snapshot(self._written, self.spec.limits.disk_mib)
+            descriptors = launcher.take_snapshot(
+                self._written, [overlay.target for overlay in self.spec.overlays if self._has_copies]
+            )
             return Snapshot(self.spec, descriptors, states)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -400,7 +410,7 @@ class Sandbox:
         self._carried = dict(origin.sessions) if origin else {}
         plan = {**_plan(self.spec), "since": origin.since if origin else 0}
         launched = launcher.launch(plan, self.spec.limits, origin.descriptors if origin else ())
-        self._control, self._handle, self._descriptors, self._groups, self._born = launched
+        self._control, self._handle, self._descriptors, self._groups, self._born, self._has_copies = launched
         self._root = self._descriptors["root"]
         self._deadline = time.monotonic() + self.spec.limits.wall_seconds  # pid 1's is some seconds later
         try:

@@ -92,6 +92,13 @@ CHANGES = {
 }
 
 
+def work_tree(sandbox: Sandbox, tmp_path: Path) -> dict[str, tuple[str, bytes]]:
+    packed = sandbox.execute(["tar", "-c", "--exclude=./.git", "."]).stdout
+    (tmp_path / "work").mkdir()
+    subprocess.run(["tar", "-x", "-C", tmp_path / "work"], input=packed, check=True)
+    return tree(tmp_path / "work")
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_patch_reproduces_the_tree(name: str, start: Factory, project: Path, tmp_path: Path) -> None:
     if name == "rename-directory-by-python" and os.geteuid() != 0:
@@ -101,10 +108,7 @@ def test_patch_reproduces_the_tree(name: str, start: Factory, project: Path, tmp
     assert result.exit_code == 0, result.output
     patch = sandbox.diff()
     assert patch == sandbox.diff()
-    packed = sandbox.execute(["tar", "-c", "--exclude=./.git", "."]).stdout
-    (tmp_path / "work").mkdir()
-    subprocess.run(["tar", "-x", "-C", tmp_path / "work"], input=packed, check=True)
-    assert applied(project, patch, tmp_path) == tree(tmp_path / "work")
+    assert applied(project, patch, tmp_path) == work_tree(sandbox, tmp_path)
 
 
 def test_unchanged(start: Factory, project: Path) -> None:

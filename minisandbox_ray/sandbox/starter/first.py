@@ -31,6 +31,8 @@ class Kind:
     private_network: bool
     hierarchies: list[cgroups.Hierarchy]
     seccomp_filter: bytes
+    copies: bool
+    """Of the host's directories, where they cannot be overlaid."""
 
 
 def main(orders: socket.socket, kind: Kind, name: str) -> NoReturn:
@@ -66,7 +68,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
             raise OSError(failure)
         wire.send(control, {"groups": groups}, [handle := os.pidfd_open(os.getpid())])
         os.close(handle)
-        descriptors, born = root.complete(plan, kind.identity, origin)
+        copies = kind.copies or plan["copies"]
+        descriptors, born = root.complete(plan, kind.identity, origin, copies=copies)
         links = root.top_level_links()
         socket.sethostname(plan["hostname"])
         # meanwhile the owner has written the limits into the control groups
@@ -80,7 +83,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         if not kind.private_network:
             syscalls.leave_abstract_sockets()
         _drop_privileges(kind.seccomp_filter)
-        wire.send(control, {"descriptors": list(descriptors), "born": born}, list(descriptors.values()))
+        message = {"descriptors": list(descriptors), "born": born, "copies": copies}
+        wire.send(control, message, list(descriptors.values()))
         _keep_only(control)
     except root.Refused as refusal:
         wire.send(control, {"again": refusal.wanted})

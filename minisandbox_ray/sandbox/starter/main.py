@@ -16,7 +16,7 @@ import socket
 import time
 from typing import NoReturn
 
-from . import cgroups, etc, first, identity, init, seccomp, snapshot, syscalls, wire
+from . import cgroups, etc, first, identity, init, root, seccomp, snapshot, syscalls, wire
 
 
 def main(descriptor: int) -> None:
@@ -61,6 +61,7 @@ class _Starter:
             self.failure = f"no user namespaces: {error}"
         if os.geteuid() == 0 and "own" not in self.identities:
             syscalls.set_dumpable(False)
+        self.copies = bool(self.identities) and not root.can_overlay(next(iter(self.identities.values())))
         self.filter = seccomp.build_filter(syscalls.MACHINE)
         # what holds for every sandbox and hinders no mount is done once, here
         syscalls.set_no_new_privileges()
@@ -72,7 +73,7 @@ class _Starter:
         self._refill()
 
     def _usual_kind(self) -> first.Kind:
-        return first.Kind(next(iter(self.identities.values())), True, self.hierarchies, self.filter)
+        return first.Kind(next(iter(self.identities.values())), True, self.hierarchies, self.filter, self.copies)
 
     def _refill(self) -> None:
         if self.identities:
@@ -100,7 +101,7 @@ class _Starter:
             usual = self._usual_kind()
             chosen = self.identities.get(plan["identity"], usual.identity)
             hierarchies = self.hierarchies if plan["groups"] else []
-            kind = first.Kind(chosen, plan["network"] == "none", hierarchies, self.filter)
+            kind = first.Kind(chosen, plan["network"] == "none", hierarchies, self.filter, self.copies)
             if self.spare is None or plan["fresh"] or kind != usual:
                 with self._fork(kind) as process:
                     wire.send(process, {**plan, "fresh": True}, descriptors)

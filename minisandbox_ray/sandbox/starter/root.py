@@ -4,7 +4,7 @@ One tmpfs holds all that can be written (its size is the disk limit): the root i
 upper layers of the overlays. All of it vanishes with the namespace.
 """
 
-# ruff: noqa: PTH101, PTH102, PTH103, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH101, PTH106, PTH102, PTH103, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
 
 import contextlib
 import errno
@@ -60,10 +60,12 @@ def prepare(identity: Identity, private_network: bool) -> None:
     _proc(private_network)
 
 
-def complete(plan: dict[str, Any], identity: Identity, origin: list[int]) -> tuple[dict[str, int], int]:
+def complete(
+    plan: dict[str, Any], identity: Identity, origin: list[int], *, copies: bool
+) -> tuple[dict[str, int], int]:
     """Make the prepared root what the plan describes, and enter it.
 
-    `origin` are the descriptors `root` and `layers` of the sandbox whose files it starts with, or none.
+    With `copies` of host directories in the place of overlays over them. `origin` are the descriptors `root` and `layers` of the sandbox whose files it starts with, or none.
     -> (descriptors for the host, the time in nanoseconds before which files are as made here). The descriptors: `root`
     (O_PATH), `control` (directory whose files CONTROL_DIRECTORY shows read-only inside), `layers` (the directories of
     what was written to overlays) and, if there is an overlay on /testbed, its `upper` one.
@@ -88,12 +90,15 @@ def complete(plan: dict[str, Any], identity: Identity, origin: list[int]) -> tup
     if origin:
         _copy_origin(origin, [root, layers], plan["since"], len(sources))
     for number, (overlay, lowers) in enumerate(zip(plan["overlays"], sources, strict=True)):
-        _overlay(root, number, overlay["target"], lowers, identity)
+        if copies:
+            _copy_view(root, overlay["target"], lowers, origin, plan["disk_mib"], number, identity)
+        else:
+            _overlay(root, number, overlay["target"], lowers, identity)
     for bind, source in zip(plan["binds"], binds, strict=True):
         _bind(root, source, bind["target"], bind["writable"], identity)
     descriptors = {"layers": layers, "control": os.open("/control", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)}
     for number, overlay in enumerate(plan["overlays"]):
-        if overlay["target"] == "/testbed":
+        if overlay["target"] == "/testbed" and not copies:
             upper = f"/layers/{number}-upper"
             descriptors["upper"] = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     os.close(root)
@@ -250,6 +255,22 @@ def _devices(identity: Identity) -> None:
 def _overlay(root: int, number: int, target: str, lowers: list[int], identity: Identity) -> None:
     upper, work = f"/layers/{number}-upper", f"/layers/{number}-work"
     os.mkdir(work)
+    places = _lower_places(number, lowers, identity)
+    if not os.listdir(upper):
+        os.chmod(upper, os.stat(places[0]).st_mode & 0o7777)
+    place = paths.make_directories(root, target)
+    options = f"lowerdir={':'.join(places)},upperdir={upper},workdir={work},{_overlay_options(identity)}"
+    sys.mount("overlay", _by_descriptor(place), "overlay", _NOTHING_SPECIAL, options)
+    for descriptor in (place, *lowers):
+        os.close(descriptor)
+
+
+def _overlay_options(identity: Identity) -> str:
+    return "userxattr" if identity.kind == "own" else "redirect_dir=on,metacopy=off"
+
+
+def _lower_places(number: int, lowers: list[int], identity: Identity) -> list[str]:
+    """Paths of the lower directories, with owners as the identity needs them. Raises Refused."""
     places = [_by_descriptor(lower) for lower in lowers]
     if identity.maps_mounts:
         for index, lower in enumerate(lowers):
@@ -260,18 +281,60 @@ def _overlay(root: int, number: int, target: str, lowers: list[int], identity: I
                 sys.set_mount_attributes(mount, _READ_ONLY, recursive=False, user_namespace=identity.namespace)
             except OSError:
                 raise Refused({"identity": "same"}) from None
-            place_ = os.open(places[index], os.O_PATH | os.O_CLOEXEC)
-            sys.attach_mount(mount, place_)
+            place = os.open(places[index], os.O_PATH | os.O_CLOEXEC)
+            sys.attach_mount(mount, place)
             os.close(mount)
-            os.close(place_)
-    if not os.listdir(upper):
-        os.chmod(upper, os.stat(places[0]).st_mode & 0o7777)
+            os.close(place)
+    return places
+
+
+def _copy_view(
+    root: int, target: str, lowers: list[int], origin: list[int], disk_mib: int, number: int, identity: Identity
+) -> None:
+    """What an overlay would show, copied into memory, with as much room beside it as the disk limit says."""
+    directory = os.O_RDONLY | os.O_DIRECTORY
     place = paths.make_directories(root, target)
-    how = "userxattr" if identity.kind == "own" else "redirect_dir=on,metacopy=off"
-    options = f"lowerdir={':'.join(places)},upperdir={upper},workdir={work},{how}"
-    sys.mount("overlay", _by_descriptor(place), "overlay", _NOTHING_SPECIAL, options)
-    for descriptor in (place, *lowers):
+    sys.mount("tmpfs", _by_descriptor(place), "tmpfs", _NOTHING_SPECIAL, "mode=755,size=1t,nr_inodes=1g")
+    copy = paths.open_in_root(root, target, directory)
+    if origin:
+        sources = [paths.open_in_root(origin[0], target, directory)]
+    else:
+        sources = [os.open(path, directory | os.O_CLOEXEC) for path in _lower_places(number, lowers, identity)[::-1]]
+    for source in sources:
+        tree.copy(source, copy, merge=True)
+        os.close(source)
+    status = os.fstatvfs(copy)
+    used, files = (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree
+    size = f"size={used + (disk_mib << 20)},nr_inodes={files + disk_mib * _FILES_PER_MIB}"
+    sys.mount(None, _by_descriptor(copy), None, sys.MS_REMOUNT | _NOTHING_SPECIAL, size)
+    for descriptor in (place, copy, *lowers):
         os.close(descriptor)
+
+
+def can_overlay(identity: Identity) -> bool:
+    """Whether an overlay works here with all that its upper layer must hold; tried out by a forked child."""
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    if os.fork() == 0:
+        try:
+            os.unshare(os.CLONE_NEWNS)
+            sys.mount(None, "/", None, sys.MS_REC | sys.MS_SLAVE)
+            sys.mount("tmpfs", "/tmp", "tmpfs", _NOTHING_SPECIAL)
+            for name in ("lower/directory/below", "upper", "work", "merged"):
+                os.makedirs(f"/tmp/{name}")
+            layers = "lowerdir=/tmp/lower,upperdir=/tmp/upper,workdir=/tmp/work"
+            options = f"{layers},{_overlay_options(identity)}"
+            sys.mount("overlay", "/tmp/merged", "overlay", _NOTHING_SPECIAL, options)
+            os.rmdir("/tmp/merged/directory/below")
+            os.rmdir("/tmp/merged/directory")
+            os.mkdir("/tmp/merged/directory")
+            os.write(tell, b"yes")
+        finally:
+            os._exit(0)
+    os.close(tell)
+    try:
+        return os.read(told, 3) == b"yes"
+    finally:
+        os.close(told)
 
 
 def _bind(root: int, source: int, target: str, writable: bool, identity: Identity) -> None:

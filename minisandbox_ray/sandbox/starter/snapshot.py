@@ -17,14 +17,15 @@ def take(origin: list[int], plan: wire.Message) -> list[int]:
     """
     os.unshare(os.CLONE_NEWNS)
     sys.mount(None, "/", None, sys.MS_REC | sys.MS_SLAVE)
-    sys.mount("tmpfs", "/tmp", "tmpfs", sys.MS_NOSUID | sys.MS_NODEV, f"mode=700,size={plan['disk_mib']}m,nr_inodes=0")
+    sys.mount("tmpfs", "/tmp", "tmpfs", sys.MS_NOSUID | sys.MS_NODEV, "mode=700,size=0,nr_inodes=0")
     copies = []
     for source, name in zip(origin, ("root", "layers"), strict=True):
         os.mkdir(f"/tmp/{name}", 0o700)
         copies.append(copy := os.open(f"/tmp/{name}", _DIRECTORY))
         tree.copy(source if name == "layers" else paths.open_in_root(source, ".", _DIRECTORY), copy)
-    shared = paths.open_in_root(origin[0], "dev/shm", _DIRECTORY)
-    os.makedirs("/tmp/root/dev/shm", exist_ok=True)
-    tree.copy(shared, os.open("/tmp/root/dev/shm", _DIRECTORY))
+    for place in ("dev/shm", *plan["copied"]):  # mounts of their own
+        kept = f"/tmp/root/{place}"
+        os.makedirs(kept, exist_ok=True)
+        tree.copy(paths.open_in_root(origin[0], place, _DIRECTORY), os.open(kept, _DIRECTORY))
     sys.unmount("/tmp")
     return copies

@@ -12,13 +12,15 @@ from . import syscalls
 # whoever wrote the source may be writing still, and mounts on either side are no part of it
 _RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_XDEV
 _PIECE = 1 << 30
+_OVERFLOW = 65534  # the kernel's default for ids that are not mapped
 
 
-def copy(source: int, target: int, since: int = 0) -> None:
+def copy(source: int, target: int, since: int = 0, *, merge: bool = False) -> None:
     """Make the directory `target` like `source` (descriptors), mount points left alone on both sides.
 
-    Files of the source whose change time is before `since` (nanoseconds) are those that the target has already.
-    Raises OSError.
+    Files of the source whose change time is before `since` (nanoseconds) are those that the target has already. With
+    `merge` the source is laid over the target as an overlay would show it: what only the target has stays, but for
+    what a whiteout hides. Raises OSError.
     """
     owner = os.fstat(target)
     links: dict[int, bytes] = {}  # of files with several names: the first one in the target
@@ -30,7 +32,7 @@ def copy(source: int, target: int, since: int = 0) -> None:
             if here < 0 or there < 0:
                 continue
             names, present = os.listdir(here), set(os.listdir(there))
-            for name in present.difference(names):
+            for name in () if merge else present.difference(names):
                 _remove(there, name)
             for name in names:
                 try:
@@ -38,7 +40,9 @@ def copy(source: int, target: int, since: int = 0) -> None:
                 except FileNotFoundError:
                     continue
                 path = directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)
-                if stat.S_ISDIR(status.st_mode):
+                if merge and stat.S_ISCHR(status.st_mode):
+                    _remove(there, name, missing_ok=True)
+                elif stat.S_ISDIR(status.st_mode):
                     if name not in present:
                         os.mkdir(name, 0o700, dir_fd=there)
                     elif not stat.S_ISDIR(os.stat(name, dir_fd=there, follow_symlinks=False).st_mode):
@@ -70,7 +74,7 @@ def _open_directory(root: int, path: bytes) -> int:
         raise
 
 
-def _remove(directory: int, name: str) -> None:
+def _remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
     """With everything below; not a mount point."""
     try:
         os.unlink(name, dir_fd=directory)
@@ -85,6 +89,9 @@ def _remove(directory: int, name: str) -> None:
             os.close(inner)
         with contextlib.suppress(OSError):  # there is a mount in it
             os.rmdir(name, dir_fd=directory)
+    except FileNotFoundError:
+        if not missing_ok:
+            raise
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
@@ -101,9 +108,15 @@ def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner:
         os.mknod(name, status.st_mode, status.st_rdev, dir_fd=there)
     else:
         return
-    if (status.st_uid, status.st_gid) != (owner.st_uid, owner.st_gid):
+    if _needs_owner(status, owner):
         os.chown(name, status.st_uid, status.st_gid, dir_fd=there, follow_symlinks=False)
     os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=there, follow_symlinks=False)
+
+
+def _needs_owner(status: os.stat_result, owner: os.stat_result) -> bool:
+    """Not where it is nobody whom this user namespace knows: nobody can be given files there."""
+    ids = status.st_uid, status.st_gid
+    return ids != (owner.st_uid, owner.st_gid) and _OVERFLOW not in ids
 
 
 def _copy_file(here: int, there: int, name: str, owner: os.stat_result) -> None:
@@ -151,8 +164,9 @@ def _copy_content(source: int, target: int, size: int) -> None:
 
 def _copy_attributes(source: int, target: int, status: os.stat_result, owner: os.stat_result) -> None:
     for name in os.listxattr(source):
-        os.setxattr(target, name, os.getxattr(source, name))
-    if (status.st_uid, status.st_gid) != (owner.st_uid, owner.st_gid):
+        if not name.startswith("security."):  # the host's labels; of no use inside
+            os.setxattr(target, name, os.getxattr(source, name))
+    if _needs_owner(status, owner):
         os.fchown(target, status.st_uid, status.st_gid)
     os.fchmod(target, stat.S_IMODE(status.st_mode))
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
