@@ -414,7 +414,8 @@ class Sandbox:
         self._root = self._descriptors["root"]
         self._deadline = time.monotonic() + self.spec.limits.wall_seconds  # pid 1's is some seconds later
         try:
-            self._descriptors["shm"] = paths.open_in_root(self._root, "/dev/shm", os.O_PATH | os.O_DIRECTORY)
+            for place in {"/dev/shm", *(overlay.target for overlay in self.spec.overlays)}:  # what can be full
+                self._descriptors[place] = paths.open_in_root(self._root, place, os.O_PATH | os.O_DIRECTORY)
         except BaseException:
             self.close()
             raise
@@ -488,7 +489,7 @@ class Sandbox:
         for name in ("memory", "pids"):
             if name in hits:
                 return name
-        if any(map(_is_full, (self._root, self._descriptors["shm"]))):
+        if any(_is_full(self._descriptors[name]) for name in self._descriptors if name == "root" or name[0] == "/"):
             return "disk"
         if timed_out and "cpu" in hits:
             return "cpu"

@@ -49,6 +49,14 @@ def test_memory_in_memory_files(start: Factory) -> None:
     assert (result.exit_code, result.limit) == (137, "memory")
 
 
+def test_memory_in_system_v_segments(start: Factory) -> None:
+    sandbox = start(memory_mib=1024)
+    assert sandbox.run("for i in $(seq 100); do ipcmk -M 10M; done 2>&1 | tail -n 1").output.endswith(
+        "left on device\n"
+    )
+    assert sandbox.run("ipcs -m | grep -c 0x").output.strip() == "6"  # as much as /dev/shm holds
+
+
 def test_files_leave_memory_for_processes(start: Factory) -> None:
     sandbox = start(memory_mib=64, disk_mib=1024)
     for directory in ("/tmp", "/dev/shm"):

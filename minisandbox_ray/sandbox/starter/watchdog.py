@@ -5,7 +5,7 @@ everything but itself. It can only see what has happened already: a burst betwee
 bounds that of one process), and memory in a memory file whose holders all forbid tracing is not seen.
 """
 
-# ruff: noqa: PTH115, PTH116, PTH208
+# ruff: noqa: PTH115, PTH116, PTH123, PTH208
 
 import mmap
 import os
@@ -42,14 +42,15 @@ class _Process(NamedTuple):
 class Watchdog:
     """`memory` in bytes and `pids` in processes and threads, None where a control group sees to it.
 
-    `held`: there can be no more than `pids`, they need only be told.
+    `held`: there can be no more than `pids`, they need only be told. `targets`: where file systems may be in memory.
     """
 
-    def __init__(self, memory: int | None, pids: int | None, *, held: bool) -> None:
+    def __init__(self, memory: int | None, pids: int | None, *, held: bool, targets: list[str]) -> None:
         self.memory, self.pids, self._held = memory, pids, held
         self.descriptor = os.memfd_create("hits", os.MFD_CLOEXEC)  # for the host; pid 1 keeps the mapping alone
         os.ftruncate(self.descriptor, mmap.PAGESIZE)
         self._hits = mmap.mmap(self.descriptor, mmap.PAGESIZE)
+        self._file_systems = _file_systems_in_memory(targets)
         self._due = self._interval = 0.0
         self._before: object = None
         self._victim, self._patience = 0, 0.0
@@ -68,7 +69,7 @@ class Watchdog:
         if began < self._due:
             return self._due - began
         processes, count = _look()
-        files = _files_in_memory(processes)
+        files = _size_of_files(processes, self._file_systems)
         used = sum(each.anonymous for each in processes.values())
         used += max(files, sum(each.shared for each in processes.values()))
         wait = _LONGEST
@@ -130,7 +131,10 @@ def start(plan: Mapping[str, Any], groups: Mapping[str, Any], counts_processes: 
         lower_limit(resource.RLIMIT_DATA, 2 * memory + (1 << 30))
     if pids is not None and counts_processes:
         lower_limit(resource.RLIMIT_NPROC, pids)
-    return None if memory is None and pids is None else Watchdog(memory, pids, held=counts_processes)
+    if memory is None and pids is None:
+        return None
+    targets = [overlay["target"] for overlay in plan["overlays"]]
+    return Watchdog(memory, pids, held=counts_processes, targets=targets)
 
 
 def lower_limit(kind: int, value: int) -> None:
@@ -175,14 +179,24 @@ def _of_another_thread(process: str) -> bytes:
     return next((text for text in texts if b"RssAnon" in text), b"")
 
 
-def _files_in_memory(processes: Mapping[int, object]) -> int:
-    """Bytes in the file systems that live in memory, and in memory files that somebody has open."""
+def _file_systems_in_memory(targets: list[str]) -> list[str]:
+    """Where the sandbox's own are: at these targets may be overlays instead, whose upper layers are counted with /."""
+    kinds = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            kinds[before.split()[4]] = after.split()[0]
+    return ["/", "/dev/shm", *(target for target in targets if kinds.get(target.replace(" ", "\\040")) == "tmpfs")]
+
+
+def _size_of_files(processes: Mapping[int, object], file_systems: list[str]) -> int:
+    """Bytes in these file systems, in memory files that somebody has open, and in System V segments."""
     total = 0
-    for path in ("/", "/dev/shm"):
+    for path in file_systems:
         status = os.statvfs(path)
         total += (status.f_blocks - status.f_bfree) * status.f_frsize
-    for line in _read("/proc/sysvipc/shm").splitlines()[1:]:
-        total += int(line.split()[14])  # resident bytes of a System V segment, attached or not
+    with open("/proc/sysvipc/shm") as file:
+        total += sum(int(line.split()[14]) for line in list(file)[1:])  # resident bytes, attached or not
     seen = set()
     for pid in processes:
         try:
