@@ -32,6 +32,7 @@ def make_plan(spec: SandboxSpec) -> dict[str, Any]:
         "memory_mib": limits.memory_mib,
         "pids": limits.pids,
         "wall_seconds": limits.wall_seconds,
+        "isolation": spec.isolation,
         "groups": True,
         "copies": False,
         "since": 0,

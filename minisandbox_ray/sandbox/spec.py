@@ -78,6 +78,8 @@ class SandboxSpec(_Model):
     """The host name inside."""
     cwd: str = "/testbed"
     """Where the session and one-shot programs start."""
+    isolation: Literal["strict", "best-effort"] = "strict"
+    """`strict`: no sandbox where the machine cannot isolate it. `best-effort`: with what there is; doctor says what."""
     limits: Limits = Limits()
     """What the sandbox may use."""
 

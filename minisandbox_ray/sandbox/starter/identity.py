@@ -2,7 +2,8 @@
 
 `shifted`: root inside is an id of the host that nobody has; mounts show the host's files as if root inside owned them
 (id-mapped mounts: the kernel's filesystems/idmappings.rst). `same`: root inside has root's id, but no privilege outside
-of its user namespace. `own`: the starter belongs to an ordinary user, whose id root inside has.
+of its user namespace. `own`: the starter belongs to an ordinary user, whose id root inside has. `none`: there are no
+user namespaces; root inside is root with few capabilities, which is no strict isolation.
 """
 
 # ruff: noqa: PTH123
@@ -15,7 +16,7 @@ from typing import Literal
 
 from . import syscalls
 
-Kind = Literal["shifted", "same", "own"]
+Kind = Literal["shifted", "same", "own", "none"]
 _BASE = _COUNT = 1 << 30  # ids that neither people nor /etc/subuid have, and as many as people may have
 
 
@@ -34,8 +35,14 @@ class Identity:
     def maps_mounts(self) -> bool:
         return self.kind == "shifted"
 
+    @property
+    def is_strict(self) -> bool:
+        return self.kind != "none"
+
     def enter(self) -> None:
         """Become root inside, with every capability there and none outside. Raises OSError."""
+        if self.kind == "none":
+            return
         if self.namespace is None:
             _make_own()
         else:
@@ -49,7 +56,7 @@ class Identity:
 def find() -> dict[Kind, Identity]:
     """What this starter can give its sandboxes, the best first. An ordinary user's is root of a namespace from now on.
 
-    Raises OSError where there are no user namespaces.
+    Raises OSError where an ordinary user gets no user namespaces.
     """
     if not is_privileged():
         _make_own()
@@ -58,7 +65,10 @@ def find() -> dict[Kind, Identity]:
     with contextlib.suppress(OSError):  # no idea of such ids in a container of few
         shift = f"0 {_BASE} {_COUNT}"
         found["shifted"] = Identity("shifted", _BASE, _make(shift, shift))
-    found["same"] = Identity("same", 0, _make(_unchanged("uid"), _unchanged("gid")))
+    try:
+        found["same"] = Identity("same", 0, _make(_unchanged("uid"), _unchanged("gid")))
+    except OSError:
+        found["none"] = Identity("none", 0, None)
     return found
 
 

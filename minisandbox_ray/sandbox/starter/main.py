@@ -18,6 +18,8 @@ from typing import NoReturn
 
 from . import cgroups, etc, first, identity, init, root, seccomp, snapshot, syscalls, wire
 
+_ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
+
 
 def main(descriptor: int) -> None:
     """Serve the owner at the other end of this socket until it is gone."""
@@ -58,7 +60,7 @@ class _Starter:
         try:
             self.identities = identity.find()
         except OSError as error:
-            self.failure = f"no user namespaces: {error}"
+            self.failure = f"this user gets no user namespace ({error.strerror})"
         if os.geteuid() == 0 and "own" not in self.identities:
             syscalls.set_dumpable(False)
         self.copies = bool(self.identities) and not root.can_overlay(next(iter(self.identities.values())))
@@ -93,12 +95,14 @@ class _Starter:
         """Have the plan carried out; what comes of it is told over the first of the descriptors."""
         try:
             if not self.identities:
-                raise OSError(self.failure)
+                raise OSError(f"{self.failure}: {_ADVICE}")
             if plan["op"] == "snapshot":
                 if os.fork() == 0:
                     self._take_snapshot(plan, descriptors)
                 return
             usual = self._usual_kind()
+            if plan["isolation"] == "strict" and not usual.identity.is_strict:
+                raise OSError(f"root gets no user namespaces here: {_ADVICE}")
             chosen = self.identities.get(plan["identity"], usual.identity)
             hierarchies = self.hierarchies if plan["groups"] else []
             kind = first.Kind(chosen, plan["network"] == "none", hierarchies, self.filter, self.copies)

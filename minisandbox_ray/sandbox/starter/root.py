@@ -65,7 +65,8 @@ def complete(
 ) -> tuple[dict[str, int], int]:
     """Make the prepared root what the plan describes, and enter it.
 
-    With `copies` of host directories in the place of overlays over them. `origin` are the descriptors `root` and `layers` of the sandbox whose files it starts with, or none.
+    With `copies` of host directories in the place of overlays over them. `origin` are the descriptors `root` and
+    `layers` of the sandbox whose files it starts with, or none.
     -> (descriptors for the host, the time in nanoseconds before which files are as made here). The descriptors: `root`
     (O_PATH), `control` (directory whose files CONTROL_DIRECTORY shows read-only inside), `layers` (the directories of
     what was written to overlays) and, if there is an overlay on /testbed, its `upper` one.
