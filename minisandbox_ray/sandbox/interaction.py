@@ -145,7 +145,10 @@ class Interaction:
             self._session.type(_INTERRUPT)
 
     def send_eof(self) -> None:
-        """Type Ctrl-D: at the start of a line, the end of the program's input."""
+        """Type Ctrl-D: at the start of a line, the end of the program's input.
+
+        Expect the prompt first of a program that edits lines: it loses such a key that comes before.
+        """
         self.send(_END_OF_FILE)
 
     def resize(self, rows: int, columns: int) -> None:

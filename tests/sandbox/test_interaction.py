@@ -27,7 +27,8 @@ def test_python(sandbox: Sandbox) -> None:
         match = python.expect(["no", re.compile(r"(\d+)\r?\n")])
         assert (match.index, match.groups) == (1, ("42",))
         python.expect(">>> ")
-        python.send_line("import time; print('sleeping'); time.sleep(1000)")
+        # short ones: a signal between the interpreter's look for signals and a sleep is seen after the sleep
+        python.send_line("import time; print('sleeping'); [time.sleep(0.01) for _ in range(10**6)]")
         python.expect("sleeping\n")
         python.interrupt()
         python.expect("KeyboardInterrupt")
