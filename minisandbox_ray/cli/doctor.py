@@ -42,7 +42,8 @@ def _table(found: list[Mechanism]) -> Table:
     for each in found:
         lines = [each.detail]
         if not each.available:
-            lines += [f"lost: {each.lost}", f"get it: {'as above' if each.remedy == last else each.remedy}"]
+            lines += [f"lost: {each.lost}"] if each.lost else []
+            lines += [f"get it: {'as above' if each.remedy == last else each.remedy}"]
             last = each.remedy
         here = "[green]yes" if each.available else "[red]no" if each.strict else "[yellow]no"
         used = "yes" if each.available and each.chosen else "no"

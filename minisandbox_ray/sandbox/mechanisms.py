@@ -114,27 +114,32 @@ def _probe(scratch: Path) -> Iterator[Mechanism]:
     yield from _groups()
     yield from _whole(scratch)
     version, why = attempts.attempt(lambda: f"version {syscalls.landlock_version()}")
-    lost = "nothing: no mechanism here builds on it"
-    yield Mechanism("landlock", version is not None, version or why, False, False, lost, "a kernel with it in its lsm=")
+    # nothing is lost without it: nothing here builds on it
+    yield Mechanism("landlock", version is not None, version or why, False, False, "", "a kernel with it in its lsm=")
 
 
 def _overlays(scratch: Path) -> Iterator[Mechanism]:
     is_root = identity.is_privileged()
     steps = {
-        "overlay": ("", True, "no copy-on-write view: environments would have to be copied for each sandbox"),
-        "rm -r of a lower directory": ("remove", True, "files of the environment could not be removed"),
-        "mv of a lower directory": ("mv", True, "directories of the environment could not be moved"),
-        "rename(2) of a lower directory": ("rename", False, "rename(2) gives EXDEV, after which mv copies"),
+        "overlay": ("", "no copy-on-write view"),
+        "rm -r of a lower directory": ("remove", "files of the environment could not be removed"),
+        "mv of a lower directory": ("mv", "directories of the environment could not be moved"),
+        "rename(2) of a lower directory": ("rename", "rename(2) gives EXDEV, after which mv copies"),
     }
-    for name, (step, strict, lost) in steps.items():
+    missing = []
+    for name, (step, lost) in steps.items():
         result, why = attempts.attempt(partial(attempts.overlay, scratch, step))
         detail = why or ("an upper layer in memory" + ("" if is_root else ", userxattr") if not step else "")
         remedy = "modprobe overlay; Linux 5.11 for ordinary users"
         if step:
-            remedy = "Linux 6.6, whose tmpfs has user xattrs; or run as root" if strict else "run as root"
-        yield Mechanism(name, result is not None, detail, result is not None, strict, lost, remedy)
-        if name == "overlay" and result is None:
+            remedy = "run as root" if step == "rename" else "Linux 6.6, whose tmpfs has user xattrs; or run as root"
+        yield Mechanism(name, result is not None, detail, result is not None, False, lost, remedy)
+        if result is None and step != "rename":
+            missing.append(name)
+        if "overlay" in missing:
             break  # and so with all that is done in one
+    detail = f"no {missing[0]}: each start copies the environment, into memory" if missing else "not needed"
+    yield Mechanism("copies of directories", True, detail, bool(missing), False, "", "")
     if not is_root:
         result, why = attempts.attempt(lambda: attempts.user_attributes(scratch))
         lost = "an ordinary user's overlay keeps its notes in them: rm -r and mv of lower directories"

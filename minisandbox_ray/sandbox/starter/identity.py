@@ -126,7 +126,8 @@ def _make_own() -> None:
         _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"0 {user} 1")
     _write("/proc/self/gid_map", f"0 {group} 1")
-    _write("/proc/self/projid_map", _NO_PROJECTS)
+    with contextlib.suppress(PermissionError):  # there is none in the namespace around it: then nobody can write it
+        _write("/proc/self/projid_map", _NO_PROJECTS)
 
 
 def _write(path: str, text: str) -> None:
