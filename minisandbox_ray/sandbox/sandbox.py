@@ -17,6 +17,7 @@ from minisandbox_ray.errors import Owner, SandboxError
 
 from . import diff as diff_
 from . import files, launcher, program
+from .disposal import dispose
 from .interaction import Interaction
 from .plan import make_plan
 from .session import OnOutput, Session, Step, check_name, check_size
@@ -207,13 +208,14 @@ class Sandbox:
         env: dict[str, str] | None = None,
         max_output: int = 10 << 20,
         on_output: program.OnOutput | None = None,
+        stop: int | None = None,
     ) -> ExecResult:
         """Run one program without a shell, session or terminal.
 
         `stdin` is its input, or a descriptor that is read to its end meanwhile. `timeout` in seconds, then its process
         group is killed. `max_output` in bytes, of each stream; more is cut in the middle. `env` is added to the
-        sandbox's. `on_output` is called with 1 (stdout) or 2 (stderr) and each piece of output as it comes. What it
-        leaves in the background lives on.
+        sandbox's. `on_output` is called with 1 (stdout) or 2 (stderr) and each piece of output as it comes. Once the
+        descriptor `stop` is readable, it is ended as by the limit on time. What it leaves in the background lives on.
         """
         program.check_request(argv, cwd, env or {})
         time_limit = seconds(timeout, "timeout")
@@ -221,7 +223,7 @@ class Sandbox:
             left = min(time_limit, self._seconds_left())
             request = {"op": "program", "argv": argv, "cwd": cwd or self.spec.cwd, "env": {**self._env, **(env or {})}}
             result = program.run(
-                self._control, request, stdin=stdin, timeout=left, max_output=max_output, on_output=on_output
+                self._control, request, stdin=stdin, timeout=left, max_output=max_output, on_output=on_output, stop=stop
             )
             how = {key: result[key] for key in ("timed_out", "truncated", "seconds")}
             return ExecResult(**result, limit=self._limit(**how))
@@ -395,9 +397,8 @@ class Sandbox:
         for session in self._sessions.values():
             session.close()
         self._control.close()
-        for descriptor in (self._handle, *self._descriptors.values()):
-            os.close(descriptor)
-        self._groups.close()
+        os.close(self._handle)
+        dispose(self._descriptors.values(), self._groups)
 
     def __enter__(self) -> Self:
         return self

@@ -68,7 +68,7 @@ def test_close(start: Factory) -> None:
     assert not sandbox.is_alive
     assert sandbox.init_pid == -1
     assert not still_alive(processes)
-    assert in_use(os.getpid()) == 0
+    assert eventually(lambda: in_use(os.getpid()) == 0)
     assert Path("/proc/self/mounts").read_text() == mounts
 
 
@@ -114,15 +114,15 @@ def test_close_ends_a_running_diff(start: Factory) -> None:
     sandbox.close()
     thread.join(30)
     assert raised
-    assert in_use(os.getpid()) == 0
+    assert eventually(lambda: in_use(os.getpid()) == 0)
 
 
 def test_a_failed_start_leaves_nothing() -> None:
     before = descriptors()
     with pytest.raises(SandboxError, match="/no/such/directory"):
         Sandbox(SandboxSpec(overlays=[Overlay(target="/testbed", lower=[Path("/no/such/directory")])]))
-    assert descriptors() == before
-    assert in_use(os.getpid()) == 0
+    assert eventually(lambda: descriptors() == before)
+    assert eventually(lambda: in_use(os.getpid()) == 0)
 
 
 def test_first_process_killed_from_outside(start: Factory) -> None:
@@ -133,7 +133,7 @@ def test_first_process_killed_from_outside(start: Factory) -> None:
     with pytest.raises(SandboxError, match="gone"):
         sandbox.run("true")
     sandbox.close()
-    assert in_use(os.getpid()) == 0
+    assert eventually(lambda: in_use(os.getpid()) == 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -218,18 +218,19 @@ def test_many_at_once(start: Factory, repository: Path) -> None:
     with ThreadPoolExecutor(32) as threads:
         patches = list(threads.map(use, range(32)))
     assert all(f"+{number}\n" in patch for number, patch in enumerate(patches))
-    assert in_use(os.getpid()) == 0
-    assert descriptors() <= before + 1  # the drain thread's, made once
+    assert eventually(lambda: in_use(os.getpid()) == 0)
+    assert eventually(lambda: descriptors() <= before + 1)  # the drain thread's, made once
 
 
 def test_no_drift() -> None:
     with Sandbox(SandboxSpec()) as sandbox:
         sandbox.run("true")
+    assert eventually(lambda: in_use(os.getpid()) == 0)
     before = descriptors(), threading.active_count()
     for number in range(200):
         with Sandbox(SandboxSpec()) as sandbox:
             if number % 4 == 0:
                 sandbox.run("true")
-    assert (descriptors(), threading.active_count()) == before
+    assert eventually(lambda: (descriptors(), threading.active_count()) == before)
     assert eventually(lambda: len(starters_of(os.getpid())) == 1)  # the next first process is called so, for a moment
-    assert in_use(os.getpid()) == 0
+    assert eventually(lambda: in_use(os.getpid()) == 0)
