@@ -66,9 +66,10 @@ class Capture:
         """Decoded, without terminal escapes."""
         head, cut, tail = self.parts()
         if not cut:
-            return _plain(head + tail)
-        return f"{_plain(head)}\n[... {cut} bytes left out ...]\n{_plain(tail)}"
+            return plain(head + tail)
+        return f"{plain(head)}\n[... {cut} bytes left out ...]\n{plain(tail)}"
 
 
-def _plain(data: bytes) -> str:
+def plain(data: bytes) -> str:
+    """Decoded, without terminal escapes."""
     return (_ESCAPE.sub(b"", data) if b"\x1b" in data else data).decode("utf-8", "replace")

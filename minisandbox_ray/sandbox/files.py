@@ -92,7 +92,8 @@ def _create(root: int, path: str, mode: int) -> int:
     try:
         descriptor, is_new = paths.open_in_root(root, path, os.O_WRONLY | _FLAGS), False
     except FileNotFoundError:
-        descriptor, is_new = paths.open_in_root(root, path, os.O_WRONLY | os.O_CREAT | _FLAGS, 0o600), True
+        flags, is_new = os.O_WRONLY | os.O_CREAT | _FLAGS, True
+        descriptor = paths.make_for(owner, lambda: paths.open_in_root(root, path, flags, 0o600))
     try:
         _check(root, descriptor, path)
         if is_new:
@@ -145,12 +146,13 @@ def _make_link(root: int, link: str, directory: str, name: str) -> None:
     """In the place of a file or link that is there."""
     parent = paths.open_in_root(root, directory, os.O_PATH | os.O_DIRECTORY)
     try:
+        owner = _owner(root)
         try:
-            os.symlink(link, name, dir_fd=parent)
+            paths.make_for(owner, lambda: os.symlink(link, name, dir_fd=parent))
         except FileExistsError:
             os.unlink(name, dir_fd=parent)
-            os.symlink(link, name, dir_fd=parent)
-        if (owner := _owner(root)) is not None:
+            paths.make_for(owner, lambda: os.symlink(link, name, dir_fd=parent))
+        if owner is not None:
             os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=False)
     finally:
         os.close(parent)

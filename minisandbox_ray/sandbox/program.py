@@ -56,6 +56,7 @@ def run(
     timeout: float,
     max_output: int,
     on_output: OnOutput | None = None,
+    stop: int | None = None,
 ) -> dict[str, Any]:
     """Have pid 1 run the request's argv; -> the fields of ExecResult but `limit`. Raises SandboxError if it is gone."""
     began = time.monotonic()
@@ -73,7 +74,9 @@ def run(
                 os.close(descriptor)
         for descriptor in (in_writer, *outputs):
             os.set_blocking(descriptor, False)
-        exit_code, timed_out = _talk(channel, feed, stdin, outputs, deadline=began + timeout, on_output=on_output)
+        exit_code, timed_out = _talk(
+            channel, feed, stdin, outputs, deadline=began + timeout, on_output=on_output, stop=stop
+        )
     stdout, stderr = outputs.values()
     return {
         "stdout": stdout.data(),
@@ -93,6 +96,7 @@ def _talk(
     *,
     deadline: float,
     on_output: OnOutput | None,
+    stop: int | None,
 ) -> tuple[int, bool]:
     """Feed and read until the program's end; -> (exit code, whether the deadline (monotonic) ended it)"""
     numbers = dict(zip(outputs, (1, 2), strict=True))
@@ -112,6 +116,8 @@ def _talk(
     poller = select.poll()
     for descriptor in (channel.fileno(), *outputs):
         poller.register(descriptor, select.POLLIN)
+    if stop is not None:
+        poller.register(stop, select.POLLIN)
     target, source = feed.fileno(), stdin if isinstance(stdin, int) else -1
     view, timed_out = memoryview(b"" if isinstance(stdin, int) else stdin), False
     poller.register(*((source, select.POLLIN) if source >= 0 else (target, select.POLLOUT)))
@@ -124,7 +130,10 @@ def _talk(
             _kill(channel)
             continue
         for descriptor, event in poller.poll(poll_milliseconds(left)):
-            if descriptor == source:
+            if descriptor == stop:
+                poller.unregister(stop)
+                deadline = deadline if timed_out else 0.0
+            elif descriptor == source:
                 poller.unregister(source)
                 view = memoryview(os.read(source, 1 << 16))
                 if view:

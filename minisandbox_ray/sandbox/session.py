@@ -90,6 +90,8 @@ class Running:
     """Where its own output begins."""
     stop: bool = False
     opened: bool = False
+    typed: bool = False
+    """Something was: keys that nobody took must not reach the next."""
     restarted: bool = False
     step: Step | None = None
     """How it ended."""
@@ -161,6 +163,8 @@ class Session:
         with self._state:
             if self._closed:
                 return
+            if self._running and self._running.thread == threading.get_ident():
+                raise SessionBusyError(f"session {self.name!r} was asked to close in the middle of its step")
             self._closed = True
             if self._running:
                 self._running.stop = True
@@ -325,8 +329,8 @@ class Session:
             code = shell.exit_code
             exit_code = 1 if code is None else 128 - code if code < 0 else code
             self._restart(running)
-        elif stopped_by or running.thread is None:  # an INT that comes late must not hit the next step
-            if running.thread is None:  # nor may it read what was typed
+        elif stopped_by or running.typed:  # an INT that comes late must not hit the next step
+            if running.typed:  # nor may it read what was typed
                 termios.tcflush(shell.terminal.descriptor, termios.TCOFLUSH)
                 modes.reset(shell.terminal.descriptor, shell.characters, termios.TCSAFLUSH)
             if not self._have_done(shell, f"return {exit_code}\n"):
@@ -461,6 +465,8 @@ class Session:
     def type(self, data: bytes | memoryview) -> int:
         """-> how many bytes the terminal took."""
         with self._state:
+            if self._running:
+                self._running.typed = True
             try:
                 return os.write(self._the_shell().terminal.descriptor, data)
             except BlockingIOError:

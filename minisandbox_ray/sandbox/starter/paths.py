@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 
 from . import syscalls
 
@@ -18,6 +19,17 @@ def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
     raise AssertionError
 
 
+def make_for[T](owner: int | None, make: Callable[[], T]) -> T:
+    """Make something; as its owner, where a mount maps owners (a bind) and so has no name for this process's user."""
+    try:
+        return make()
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW or owner is None:
+            raise
+    with syscalls.as_file_owner(owner):
+        return make()
+
+
 def make_directories(root: int, path: str, owner: int | None = None) -> int:
     """`mkdir -p` inside the root; symbolic links are followed inside it. -> O_PATH descriptor of the last one
 
@@ -31,7 +43,7 @@ def make_directories(root: int, path: str, owner: int | None = None) -> int:
             try:
                 following = open_in_root(root, f"{done}/{part}", flags)
             except FileNotFoundError:
-                os.mkdir(part, 0o755, dir_fd=current)
+                make_for(owner, lambda name=part, parent=current: os.mkdir(name, 0o755, dir_fd=parent))  # type: ignore[misc]
                 if owner is not None:
                     os.chown(part, owner, owner, dir_fd=current, follow_symlinks=False)
                 following = open_in_root(root, f"{done}/{part}", flags)

@@ -7,7 +7,8 @@ import ctypes
 import os
 import platform
 import struct
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -130,6 +131,17 @@ def create_files_as(number: int) -> None:
         call(ctypes.c_uint(number))
         if call(ctypes.c_uint(0xFFFFFFFF)) != number:  # tells the current one; it never fails
             raise PermissionError(f"cannot create files as user {number}")
+
+
+@contextmanager
+def as_file_owner(number: int) -> Iterator[None]:
+    """This thread opens and creates files as that user and group, without any privilege, until the end of the block."""
+    before = [call(ctypes.c_uint(number)) for call in (_libc.setfsgid, _libc.setfsuid)]
+    try:
+        yield
+    finally:
+        for call, old in zip((_libc.setfsuid, _libc.setfsgid), reversed(before), strict=True):
+            call(ctypes.c_uint(old))
 
 
 def drop_from_bounding_set(keep: Set[int]) -> None:
