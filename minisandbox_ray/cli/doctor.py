@@ -54,6 +54,8 @@ def _table(found: list[Mechanism]) -> Table:
 def _verdict(found: list[Mechanism]) -> str:
     """One line."""
     if failure := strict_failure(found):
-        return f"strict sandboxes do not work here: no {failure.name}: {failure.detail}; {failure.remedy}"
+        less = any(each.name == "a best-effort sandbox" and each.available for each in found)
+        rest = "; `isolation: best-effort` works" if less else ""
+        return f"strict sandboxes do not work here: no {failure.name}: {failure.detail}; {failure.remedy}{rest}"
     degraded = [each.name for each in found if not each.available and not each.strict and each.lost]
     return "strict sandboxes work here" + (f"; without {', '.join(degraded)}" if degraded else "")

@@ -87,11 +87,11 @@ def _probe(scratch: Path) -> Iterator[Mechanism]:
         chosen=mapped is not None,
         strict=False,
         lost="root inside has root's number, without its privileges" if is_root else "root inside has your number",
-        remedy="run as root, environments on ext4, xfs, btrfs or tmpfs; Linux 5.19",
+        remedy="run as root, with user namespaces, environments on ext4, xfs, btrfs or tmpfs; Linux 5.19",
     )
     yield Mechanism(
         "several ids inside",
-        kinds is not None and is_root,
+        is_root,
         "" if is_root else remedies.subordinate_ids(),
         chosen=is_root,
         strict=False,
@@ -192,6 +192,10 @@ def _whole(scratch: Path) -> Iterator[Mechanism]:
         why = str(error)
     yield Mechanism("a whole sandbox", not why, why, True, True, "everything", "see the first line above that says no")
     if why:
+        with_less = _best_effort()
+        remedy = "see the lines above that say no"
+        lost = "there is no way to run anything here"
+        yield Mechanism("a best-effort sandbox", not with_less, with_less, not with_less, False, lost, remedy)
         return
     yield Mechanism(
         "the shell's memory",
@@ -211,6 +215,16 @@ def _whole(scratch: Path) -> Iterator[Mechanism]:
         "no diffs, no grading",
         "install git",
     )
+
+
+def _best_effort() -> str:
+    """Why there is not even a sandbox with less isolation; empty if there is."""
+    try:
+        with Sandbox(SandboxSpec(isolation="best-effort")) as sandbox:
+            result = sandbox.run("(exit 7)", timeout=30)
+    except SandboxError as error:
+        return str(error)
+    return "" if result.exit_code == 7 else f"a command gave {result.exit_code} instead of 7: {result.output[:200]}"
 
 
 def _scratch(directory: Path) -> Path:

@@ -23,6 +23,18 @@ FILTERED = [
     "syscalls.install_seccomp_filter(seccomp.build_filter(syscalls.MACHINE))\n"
     "os.execvp(sys.argv[1], sys.argv[1:])",
 ]
+# refuses unshare(CLONE_NEWUSER) and nothing else: classic BPF, 8-byte instructions
+NO_USER_NAMESPACES = [
+    sys.executable,
+    "-c",
+    "import os, struct, sys; from minisandbox_ray.sandbox.starter import syscalls\n"
+    "number = {'x86_64': 272, 'aarch64': 97}[syscalls.MACHINE]\n"
+    "program = [(32, 0, 0, 0), (21, 0, 3, number), (32, 0, 0, 16), (69, 0, 1, 1 << 28), (6, 0, 0, 0x50001)]\n"
+    "program = [struct.pack('HBBI', *step) for step in [*program, (6, 0, 0, 0x7fff0000)]]\n"
+    "syscalls.set_no_new_privileges()\n"
+    "syscalls.install_seccomp_filter(b''.join(program))\n"
+    "os.execvp(sys.argv[1], sys.argv[1:])",
+]
 DENIED = {"no user namespaces": NO_NAMESPACES, "a filter as in a container": FILTERED}
 
 
@@ -96,3 +108,11 @@ def test_where_it_is_denied(denied: str, tmp_path: Path) -> None:
     found = json.loads(run([*DENIED[denied], *DOCTOR, "--json"], tmp_path / "cache").stdout)
     assert not found["strict"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has nothing without user namespaces")
+def test_less_than_strict_is_offered(here: bool, tmp_path: Path) -> None:
+    done = run([*NO_USER_NAMESPACES, *DOCTOR], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1].endswith("`isolation: best-effort` works") == here
