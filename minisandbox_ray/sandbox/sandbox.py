@@ -110,11 +110,13 @@ class Sandbox:
     def close_session(self, name: str) -> None:
         """End a session and what runs in it; a thread that waits for that gets a SandboxError."""
         with self._in_use():
-            with self._sessions_lock:
-                if name not in self._sessions:
-                    raise ValueError(self._unknown(name))
-                session = self._sessions.pop(name)
+            session = self._sessions.get(name)
+            if session is None:
+                raise ValueError(self._unknown(name))
             session.close()
+            with self._sessions_lock:
+                if self._sessions.get(name) is session:
+                    del self._sessions[name]
 
     def interact(self, command: str, *, session: str = "main", timeout: float = 60) -> Interaction:
         """Run an interactive program (python3, gdb, less) as the session's step, and type to it.

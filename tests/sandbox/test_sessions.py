@@ -188,6 +188,9 @@ def test_callback_that_raises(sandbox: Sandbox) -> None:
 def test_callback_that_asks_its_own_session(sandbox: Sandbox) -> None:
     with pytest.raises(SessionBusyError):
         sandbox.run("echo a; sleep 100", on_output=lambda _: sandbox.run("echo b"))
+    with pytest.raises(SessionBusyError):
+        sandbox.run("echo a; sleep 100", on_output=lambda _: sandbox.close_session("main"))
+    sandbox.run("echo a; sleep 0.1", on_output=lambda _: sandbox.interrupt())
     assert sandbox.run("echo ok").output.strip() == "ok"
 
 
