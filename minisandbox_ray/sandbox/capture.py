@@ -12,14 +12,14 @@ _ESCAPE = re.compile(
 class Capture:
     def __init__(self, limit: int) -> None:
         self.half = limit // 2
+        self.clear()
+
+    def clear(self) -> None:
         self.total = 0
         self._head = bytearray()
         self._tail: list[bytes] = []
         self._tail_size = 0
         self._was_cut = False
-
-    def clear(self) -> None:
-        self.__init__(2 * self.half)  # type: ignore[misc]
 
     def drop_line(self, start: int, ending: bytes) -> None:
         """Take out the line that begins at `start` if it ends so."""
