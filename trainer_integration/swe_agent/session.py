@@ -106,8 +106,8 @@ class BashSession:
         if result is None and action.check != "ignore":  # what was expected came; perhaps the end comes soon
             rest, result = self._rest(_EXIT_CODE_SECONDS)
             output += rest
-        if result and is_fresh and result.exit_code in (1, 2):
-            self._check_syntax(action.command)  # nothing of it was run
+        if result and is_fresh and (result.exit_code == 2 or (result.exit_code == 1 and "unexpected" in output)):
+            self._check_syntax(action.command)  # nothing of it was run; 1 is of a bash before 5
         if action.check == "raise" and result is None:
             raise NoExitCodeError(f"no exit code: {action.command!r} still runs, after {matched!r} came")
         exit_code = None if result is None or action.check == "ignore" else result.exit_code
