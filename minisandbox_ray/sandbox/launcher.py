@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from minisandbox_ray.errors import SandboxError
 
@@ -45,7 +45,6 @@ class _Starter:
             process.wait()
 
 
-_unmappable: set[int] = set()  # devices whose file systems cannot show their files' owners differently
 _starter: _Starter | None = None
 _lock = threading.Lock()
 
@@ -53,20 +52,26 @@ _lock = threading.Lock()
 def _forget() -> None:
     """A forked child needs a starter of its own: this one answers to the parent's life."""
     global _starter, _lock
-    if _starter is not None:
-        _starter.socket.close()
+    for starter in [*_stale, *([_starter] if _starter else [])]:
+        starter.socket.close()
+    _stale.clear()
     _starter, _lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def _get(dead: _Starter | None = None) -> _Starter:
-    """The process's starter; a new one if there is none or it is `dead`."""
+_stale: list[_Starter] = []  # have sandboxes still, but do not see what the host has mounted since
+
+
+def _get(unfit: _Starter | None = None, *, is_stale: bool = False) -> _Starter:
+    """The process's starter; a new one if there is none or it is `unfit`, which means dead unless it is stale."""
     global _starter
     with _lock:
-        if _starter is None or _starter is dead:
-            if _starter is not None:
+        if _starter is None or _starter is unfit:
+            if _starter is not None and is_stale:
+                _stale.append(_starter)
+            elif _starter is not None:
                 _starter.socket.close()
             _starter = _Starter()
         return _starter
@@ -93,32 +98,19 @@ def launch(plan: wire.Message, limits: Limits, origin: Sequence[int] = ()) -> La
 
     Raises SandboxError with what failed inside.
     """
-    starter, devices = _get(), {source[1] for source in _sources(plan)}
-    wanted: wire.Message = {"fresh": False, "identity": "same" if devices & _unmappable else None}
-    for _ in range(4):  # another first process may be needed than the prepared one, or a new starter
-        outcome = _attempt(starter, {"op": "sandbox", **plan, **wanted}, limits, origin)
+    starter = _get()
+    for _ in range(3):
+        outcome = _attempt(starter, {"op": "sandbox", **plan}, limits, origin)
         if isinstance(outcome, Launched):
             return outcome
-        if outcome is None:
-            starter = _get(dead=starter)
-        else:
-            wanted |= outcome
-            if wanted["identity"]:
-                _unmappable.update(devices)
+        starter = _get(starter, is_stale=outcome == "stale")
     raise SandboxError("the sandbox did not start: its starter process ends at once (run `python -I -S -c ''` to see)")
-
-
-def _sources(plan: wire.Message) -> list[list[Any]]:
-    """[path, device, inode] of each host path in the plan"""
-    return [bind["source"] for bind in plan["binds"]] + [
-        low for overlay in plan["overlays"] for low in overlay["lower"]
-    ]
 
 
 def _attempt(
     starter: _Starter, plan: wire.Message, limits: Limits, origin: Sequence[int]
-) -> Launched | wire.Message | None:
-    """A message says what the plan needs besides; None: the starter is dead."""
+) -> Launched | Literal["dead", "stale"]:
+    """Else what is wrong with the starter."""
     control, theirs = wire.channel()
     handle, groups = -1, None
     try:
@@ -128,7 +120,7 @@ def _attempt(
             except OSError:
                 pass  # seen by the next line
         received = _answer(control)
-        if received:
+        if received and "stale" not in received[0]:
             message, (handle,) = received
             try:
                 groups = Groups(message["groups"], limits)
@@ -137,7 +129,7 @@ def _attempt(
                 _answer(control)  # it died: raises what it says of that
                 raise
             received = _answer(control)
-        if groups and received and "again" not in received[0]:
+        if groups and received:
             message, descriptors = received
             named = dict(zip(message["descriptors"], descriptors, strict=True))
             groups.add_watchdog(named.get("hits"))
@@ -148,7 +140,7 @@ def _attempt(
             raise SandboxError(f"the sandbox did not start: {error}") from None
         raise
     _give_up(control, handle, groups)
-    return received[0]["again"] if received else None
+    return "stale" if received else "dead"
 
 
 def take_snapshot(origin: Sequence[int], copied: Sequence[str]) -> list[int]:

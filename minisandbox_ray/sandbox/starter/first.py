@@ -61,7 +61,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
     if received is None:
         return
     orders.close()
-    plan, (descriptor, *origin) = received
+    plan, (descriptor, *descriptors) = received
+    mounts, origin = descriptors[: plan["mounts"]], descriptors[plan["mounts"] :]
     control = socket.socket(fileno=descriptor)
     try:
         if failure:
@@ -69,7 +70,7 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         wire.send(control, {"groups": groups}, [handle := os.pidfd_open(os.getpid())])
         os.close(handle)
         copies = kind.copies or plan["copies"]
-        descriptors, born = root.complete(plan, kind.identity, origin, copies=copies)
+        shown, born = root.complete(plan, kind.identity, mounts, origin, copies=copies)
         links = root.top_level_links()
         socket.sethostname(plan["hostname"])
         # meanwhile the owner has written the limits into the control groups
@@ -79,16 +80,13 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
         watch = watchdog.start(plan, groups, counts_processes=kind.identity.namespace is None)
         if watch:
-            descriptors["hits"] = watch.descriptor
+            shown["hits"] = watch.descriptor
         if not kind.private_network:
             syscalls.leave_abstract_sockets()
         _drop_privileges(kind.seccomp_filter)
-        message = {"descriptors": list(descriptors), "born": born, "copies": copies}
-        wire.send(control, message, list(descriptors.values()))
+        message = {"descriptors": list(shown), "born": born, "copies": copies}
+        wire.send(control, message, list(shown.values()))
         _keep_only(control)
-    except root.Refused as refusal:
-        wire.send(control, {"again": refusal.wanted})
-        return
     except Exception as error:
         report(control, str(error) or type(error).__name__)
         return

@@ -7,6 +7,7 @@ groups: nobody else would.
 
 # ruff: noqa: PTH123, PTH208
 
+import dataclasses
 import gc
 import os
 import resource
@@ -16,7 +17,7 @@ import socket
 import time
 from typing import NoReturn
 
-from . import cgroups, etc, first, identity, init, root, seccomp, snapshot, syscalls, wire
+from . import cgroups, etc, first, identity, init, root, seccomp, snapshot, sources, syscalls, wire
 
 _ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
 
@@ -100,29 +101,54 @@ class _Starter:
                 if os.fork() == 0:
                     self._take_snapshot(plan, descriptors)
                 return
-            usual = self._usual_kind()
-            if plan["isolation"] == "strict" and not usual.identity.is_strict:
+            if plan["isolation"] == "strict" and not self._usual_kind().identity.is_strict:
                 raise OSError(f"root gets no user namespaces here: {_ADVICE}")
-            chosen = self.identities.get(plan["identity"], usual.identity)
-            hierarchies = self.hierarchies if plan["groups"] else []
-            kind = first.Kind(chosen, plan["network"] == "none", hierarchies, self.filter, self.copies)
-            if self.spare is None or plan["fresh"] or kind != usual:
-                with self._fork(kind) as process:
-                    wire.send(process, {**plan, "fresh": True}, descriptors)
-                return
-            try:
-                wire.send(self.spare, plan, descriptors)
-            except OSError:  # somebody killed it
-                with self._fork(kind) as process:
-                    wire.send(process, {**plan, "fresh": True}, descriptors)
-            self.spare.close()
-            self._refill()
+            self._start(plan, descriptors)
+        except sources.StaleError:
+            with socket.socket(fileno=os.dup(descriptors[0])) as control:
+                wire.send(control, {"stale": True})
         except OSError as error:
             with socket.socket(fileno=os.dup(descriptors[0])) as control:
                 first.report(control, str(error))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _start(self, plan: wire.Message, descriptors: list[int]) -> None:
+        try:
+            mounts = sources.clone(plan, self._usual_kind().identity)
+        except sources.UnmappableError:  # and so it will be with what comes from there next
+            del self.identities["shifted"]
+            if self.spare:
+                self.spare.close()
+                self.spare = None
+            mounts = sources.clone(plan, self._usual_kind().identity)
+        try:
+            usual = self._usual_kind()
+            kind = dataclasses.replace(
+                usual,
+                private_network=plan["network"] == "none",
+                hierarchies=self.hierarchies if plan["groups"] else [],
+            )
+            control, *origin = descriptors
+            message, sent = {**plan, "mounts": len(mounts)}, [control, *mounts, *origin]
+            if self.spare and kind == usual:
+                try:
+                    wire.send(self.spare, message, sent)
+                except OSError:  # somebody killed it
+                    self._send_to_another(kind, message, sent)
+                self.spare.close()
+            else:
+                self._send_to_another(kind, message, sent)
+            if not self.spare or kind == usual:
+                self._refill()
+        finally:
+            for mount in mounts:
+                os.close(mount)
+
+    def _send_to_another(self, kind: first.Kind, plan: wire.Message, descriptors: list[int]) -> None:
+        with self._fork(kind) as process:
+            wire.send(process, plan, descriptors)
 
     def _take_snapshot(self, plan: wire.Message, descriptors: list[int]) -> NoReturn:
         control = socket.socket(fileno=descriptors[0])

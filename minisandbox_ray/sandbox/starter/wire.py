@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
-_MAX_DESCRIPTORS = 16
+_MAX_DESCRIPTORS = 250  # the kernel's SCM_MAX_FD is 253
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
