@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from swerex.exceptions import (
     BashIncorrectSyntaxError,
@@ -28,6 +29,7 @@ PROMPT = "SHELLPS1PREFIX"
 
 _NEVER = re.compile(rb"(?!)")
 _EXIT_CODE_SECONDS = 1.0  # SWE-ReX's
+_ENDING_SECONDS = 0.2
 _CHECK_SECONDS = 10.0
 _FOREVER = threading.TIMEOUT_MAX
 
@@ -43,7 +45,7 @@ class BashSession:
         self._closed = False
         self._program: Interaction | None = None  # what runs; it may have ended meanwhile
         self._command = ""
-        self._is_typed_to = False
+        self._left: Literal["late", "matched", "typed"] = "late"  # why nobody waits for it
         self._is_whole = True  # nothing of its output was handed out
         self._notice = ""
 
@@ -92,16 +94,16 @@ class BashSession:
             self._turn.release()
 
     def _run_normal(self, action: BashAction, deadline: float) -> BashObservation:
-        earlier, self._notice = self._notice, ""
-        is_fresh = not (self._program and self._is_typed_to)
+        if self._program:
+            self._settle(action, deadline)
+        is_fresh = self._program is None
         if is_fresh:
             if "\n" in action.command.strip():  # bash would run what comes before the error
                 self._check_syntax(action.command)
-            if self._program:  # it was too late
-                earlier += self._await(action, [], deadline)[0]
             self._start(action.command)
-        else:
-            self._send(action, deadline)
+        elif not self._send(action):
+            return self._run_normal(action, deadline)
+        earlier, self._notice = self._notice, ""
         output, matched, result = self._await(action, action.expect, deadline)
         if result is None and action.check != "ignore":  # what was expected came; perhaps the end comes soon
             rest, result = self._rest(_EXIT_CODE_SECONDS)
@@ -116,12 +118,17 @@ class BashSession:
             raise NonZeroExitCodeError(f"{action.error_msg}: {message}" if action.error_msg else message)
         return _observation(earlier + output, exit_code, matched, result)
 
-    def _run_interactive(self, action: BashAction, deadline: float) -> BashObservation:
-        if self._program:
-            self._send(action, deadline)
+    def _settle(self, action: BashAction, deadline: float) -> None:
+        """What runs is waited for if it was too late, and told apart from what only prints its last words."""
+        if self._left == "late":
+            self._notice += self._await(action, [], deadline)[0]
         else:
+            self._notice += self._rest(_ENDING_SECONDS if self._left == "matched" else 0.0)[0]
+
+    def _run_interactive(self, action: BashAction, deadline: float) -> BashObservation:
+        if not (self._program and self._send(action)):
             self._start(action.command)
-        self._is_typed_to = True
+        self._left = "typed"
         output, matched, result = self._await(action, action.expect, deadline)
         if action.is_interactive_quit:
             if result is None:
@@ -160,18 +167,20 @@ class BashSession:
         return _observation(output.strip(), 0, PROMPT, result)
 
     def _start(self, command: str) -> None:
-        self._command, self._is_typed_to, self._is_whole = command, False, True
+        self._command, self._left, self._is_whole = command, "late", True
         self._program = self._sandbox.interact(command, session=self._name)
 
-    def _send(self, action: BashAction, deadline: float) -> None:
+    def _send(self, action: BashAction) -> bool:
+        """Type it; false if the program has ended meanwhile."""
         assert self._program
         try:
             self._program.send_line(action.command)
         except InteractionTimeoutError:
             raise self._late(action) from None
-        except ProgramEndedError as ended:  # meanwhile
+        except ProgramEndedError as ended:
             self._notice += self._ended(ended)[0]
-            self._start(action.command)
+            return False
+        return True
 
     def _await(
         self, action: BashAction | BashInterruptAction, expect: list[str], deadline: float
@@ -190,7 +199,9 @@ class BashSession:
             return self._ended(ended)
         except InteractionTimeoutError:
             raise self._late(action) from None
-        self._is_whole, self._is_typed_to = False, True
+        self._is_whole = False
+        if self._left == "late":
+            self._left = "matched"
         return _plain(match.before), expect[match.index], None
 
     def _rest(self, seconds: float) -> tuple[str, CommandResult | None]:
