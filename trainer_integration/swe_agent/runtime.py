@@ -104,9 +104,7 @@ class MiniSandboxRuntime(AbstractRuntime):
         if isinstance(action, BashInterruptAction):
             return await in_thread(lambda: _told(session.interrupt, action))
         cancelled = threading.Event()
-        return await in_thread(
-            lambda: _told(session.run, action, cancelled), cancel=lambda: _told(session.cancel, cancelled)
-        )
+        return await in_thread(lambda: _told(session.run, action, cancelled), cancel=lambda: session.cancel(cancelled))
 
     async def close_session(self, request: CloseSessionRequest) -> CloseSessionResponse:
         """End it, and what runs in it."""

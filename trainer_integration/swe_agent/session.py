@@ -4,11 +4,12 @@ What SWE-ReX finds in the output (its prompt, the exit code) is known out of ban
 that is too late or whose expected output came is left running until it ends, is told to quit, or is interrupted.
 """
 
+import os
 import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from swerex.exceptions import (
@@ -27,7 +28,7 @@ from minisandbox_ray.sandbox.capture import plain
 PROMPT = "SHELLPS1PREFIX"
 """What SWE-ReX calls its prompt: an observation's `expect_string` where the command ended."""
 
-_NEVER = re.compile(rb"(?!)")
+_NEVER = os.urandom(32)  # a string that nothing prints: quicker to miss than an expression
 _EXIT_CODE_SECONDS = 1.0  # SWE-ReX's
 _ENDING_SECONDS = 0.2
 _CHECK_SECONDS = 10.0
@@ -62,7 +63,7 @@ class BashSession:
     def cancel(self, cancelled: threading.Event) -> None:
         """End the action that has this event, with what it runs."""
         cancelled.set()
-        with self._state:
+        with self._state, suppress(SandboxError):  # it has ended otherwise
             if self._owner is cancelled:
                 self._sandbox.interrupt(self._name)
 
@@ -81,7 +82,7 @@ class BashSession:
             with self._state:
                 self._owner = cancelled
             if cancelled.is_set():
-                raise CommandTimeoutError("cancelled")
+                raise self._late(action)
             yield deadline
         except SandboxError:
             self._program = None
@@ -169,6 +170,8 @@ class BashSession:
     def _start(self, command: str) -> None:
         self._command, self._left, self._is_whole = command, "late", True
         self._program = self._sandbox.interact(command, session=self._name)
+        if self._owner and self._owner.is_set():  # cancelled before there was anything to interrupt
+            self._program.close()
 
     def _send(self, action: BashAction) -> bool:
         """Type it; false if the program has ended meanwhile."""

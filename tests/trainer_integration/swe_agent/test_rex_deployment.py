@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import os
 import threading
 import time
@@ -13,8 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 from swerex.deployment.config import LocalDeploymentConfig, get_deployment
 from swerex.deployment.hooks.abstract import DeploymentHook
 from swerex.exceptions import DeploymentNotStartedError, DeploymentStartupError, SwerexException
-from swerex.runtime.abstract import BashAction, CreateBashSessionRequest, ReadFileRequest
+from swerex.runtime.abstract import BashAction, Command, CreateBashSessionRequest, ReadFileRequest
 
+from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Limits, SandboxSpec
 from trainer_integration.swe_agent import MiniSandboxDeployment, MiniSandboxDeploymentConfig, SandboxFailureError
@@ -95,6 +97,30 @@ def test_a_start_that_fails(fields: dict, reason: str, tmp_path: Path, monkeypat
         asyncio.run(deployment.start())
     with pytest.raises(DeploymentNotStartedError):
         _ = deployment.runtime
+
+
+def test_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISANDBOX_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/module.py").write_text("x = 7\n")
+    spec = tmp_path / "spec.yaml"
+    source = {"kind": "path", "path": str(tmp_path / "source")}
+    spec.write_text(json.dumps({"python": "3.12", "source": source, "variables": {"FLAVOUR": "plain"}}))
+    names = [str(spec)]
+    while names:
+        name = names.pop()
+        deployment = MiniSandboxDeployment(environment=name, sandbox={"env": {"MORE": "more"}})
+        asyncio.run(deployment.start())
+        command = "pwd; python -c 'import module; print(module.x)'; echo $FLAVOUR $MORE; git rev-list --count HEAD"
+        output = asyncio.run(deployment.runtime.execute(Command(command=command, shell=True))).stdout
+        assert output == "/testbed\n7\nplain more\n1\n"
+        (stored,) = NodeStore(tmp_path / "cache/store").inventory()
+        assert stored.in_use
+        asyncio.run(deployment.stop())
+        (stored,) = NodeStore(tmp_path / "cache/store").inventory()
+        assert not stored.in_use
+        if name != stored.digest:
+            names.append(stored.digest)
 
 
 def test_a_start_that_is_cancelled_leaves_nothing() -> None:
