@@ -98,7 +98,8 @@ class MiniSandboxRuntime(AbstractRuntime):
         """Run a command, or type to what runs, or interrupt it. Raises SWE-ReX's errors.
 
         After CommandTimeoutError the command runs on: interrupt it, or the next one waits for it. When the caller is
-        cancelled, the command is ended. `failure_reason` names a limit of the sandbox that was hit.
+        cancelled, the command is ended. `failure_reason` names a limit of the sandbox that was hit. Bytes that are not
+        UTF-8 are replaced by U+FFFD.
         """
         session = self._session(action.session)
         if isinstance(action, BashInterruptAction):
@@ -117,7 +118,9 @@ class MiniSandboxRuntime(AbstractRuntime):
     async def execute(self, command: Command) -> CommandResponse:
         """As subprocess.run() does, but for a negative exit code: it is 128 + signal.
 
-        Raises CommandTimeoutError, NonZeroExitCodeError. When the caller is cancelled, the program is killed.
+        `env` is all of the program's environment, if given. With it, or with merged streams, a program that is not
+        there gives exit code 127 instead of FileNotFoundError. Raises CommandTimeoutError, NonZeroExitCodeError. When
+        the caller is cancelled, the program is killed.
         """
         reader, writer = socket.socketpair()
 

@@ -55,6 +55,8 @@ class BashSession:
 
         Once `cancelled` is set, nobody wants the result; see `cancel`.
         """
+        for one in action.expect:
+            re.compile(one)  # raises re.error before anything runs
         with self._acting(action, cancelled) as deadline:
             if action.is_interactive_command or action.is_interactive_quit:
                 return self._run_interactive(action, deadline)

@@ -120,3 +120,17 @@ def test_links_in_an_uploaded_directory(rex, tmp_path: Path) -> None:
         assert rex.read(f"/opt/target/{name}") == "from outside"
     kept = rex.execute("cd /opt/target; find . -type l | sort", shell=True).stdout.split()
     assert kept == ["./broken", "./circle", "./d/self", "./d/up", "./directory/up", "./near"]
+
+
+def test_a_writable_directory_of_the_host(rex, tmp_path: Path) -> None:
+    bind = {"source": str(tmp_path), "target": "/shared", "writable": True}
+    sharing = type(rex)(sandbox={"binds": [bind]})
+    try:
+        sharing.write("/shared/new/file", "x")
+        sharing.upload("/etc/hostname", "/shared/new/uploaded")
+        sharing.execute("echo y > /shared/new/by-a-program", shell=True, check=True)
+        assert (tmp_path / "new/file").read_text() == "x"
+        assert {path.stat().st_uid for path in (tmp_path / "new").iterdir()} == {tmp_path.stat().st_uid}
+        assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["by-a-program", "file", "uploaded"]
+    finally:
+        sharing.stop()

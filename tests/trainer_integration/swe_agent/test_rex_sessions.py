@@ -1,5 +1,7 @@
 """Sessions as SWE-ReX has them: exit codes, checks, syntax errors, output."""
 
+import re
+
 import pytest
 from swerex.exceptions import (
     BashIncorrectSyntaxError,
@@ -145,6 +147,12 @@ def test_what_is_expected_of_a_command(shell) -> None:
     observation = shell.run("echo one", expect=["never"])
     assert (observation.output, observation.exit_code) == ("one\n", 0)
     assert observation.expect_string not in ("", "never")
+
+
+def test_what_is_no_pattern(shell) -> None:
+    with pytest.raises(re.error):
+        shell.run("touch ran", expect=["("])
+    assert shell.run("ls").output == ""
 
 
 def test_no_exit_code_while_it_runs(shell) -> None:
