@@ -9,9 +9,11 @@ sandbox, where `git diff` prints the patch: no index, attribute, hook or configu
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from minisandbox_ray.errors import Owner, SandboxError
@@ -26,10 +28,11 @@ _SECONDS = 300.0
 _RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
 _GIT = "git -c core.hooksPath=/dev/null -c core.protectNTFS=false -c core.protectHFS=false -c core.compression=1"
 _PATHS, _DIRECTORIES = "/tmp/paths", "/tmp/directories"
+_TEMPORARY = "${TMPDIR:-/tmp}"  # another, as commands see it, without namespaces
 # links of the pristine tree that the agent replaced by directories would stop check-ignore
 _CHECK_IGNORE = f"""
-xargs -0 sh -c 'for path; do if [ -L "$path" ]; then rm "$path"; fi; done' sh < {_DIRECTORIES}
-{_GIT} check-ignore -z --stdin < {_PATHS} || [ $? = 1 ]
+xargs -0 sh -c 'for path; do if [ -L "$path" ]; then rm "$path"; fi; done' sh < "{_TEMPORARY}/directories"
+{_GIT} check-ignore -z --stdin < "{_TEMPORARY}/paths" || [ $? = 1 ]
 """
 _MAKE_PATCH = f"""
 {_GIT} -c fastimport.unpackLimit=0 fast-import --quiet --force
@@ -59,6 +62,13 @@ class Change:
     """Regular files and links, to be read from the upper directory."""
     merged_files: frozenset[bytes]
     """Likewise, below directories that were renamed: to be read from /testbed."""
+    hidden: re.Pattern[bytes] | None = None
+    """What files hold only because the sandbox has no namespaces."""
+
+    def read(self, path: bytes, budget: int) -> tuple[bytes, bytes] | None:
+        """(git's mode, content), or None if it is neither file nor link any more."""
+        found = _read(self.upper if path in self.upper_files else self.merged, path, budget)
+        return (found[0], self.hidden.sub(b"", found[1])) if found and self.hidden else found
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.upper_files or self.merged_files)
@@ -88,8 +98,16 @@ def collect(upper: int, merged: int) -> Change:
     return Change(upper, merged, frozenset(removed), frozenset(upper_files), frozenset(merged_files))
 
 
-def compare(pristine: int, merged: int) -> Change:
-    """The same from two whole trees, where there is no upper layer."""
+def places(directory: str) -> re.Pattern[bytes] | None:
+    """Where the root of a sandbox with such a private directory lies, or that of those that it was forked from."""
+    if not directory:
+        return None
+    name = re.sub(rb"\d+", rb"\\d+", re.escape(os.fsencode(Path(directory).name)))
+    return re.compile(re.escape(os.fsencode(Path(directory).parent)) + b"/" + name + b"/root")
+
+
+def compare(pristine: int, merged: int, hidden: re.Pattern[bytes] | None = None) -> Change:
+    """The same from two whole trees, where there is no upper layer. What is `hidden` in files makes no difference."""
     before, after = (dict(_below(root)) for root in (pristine, merged))
     removed, changed = set(), set()
     for path, mode in before.items():
@@ -98,11 +116,22 @@ def compare(pristine: int, merged: int) -> Change:
     for path, mode in after.items():
         if stat.S_ISDIR(mode) or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             continue
-        if path not in before or stat.S_ISDIR(before[path]) or _differ(pristine, merged, path):
+        is_new = path not in before or stat.S_ISDIR(before[path])
+        if (is_new or _differ(pristine, merged, path)) and not (
+            hidden and _content(pristine, path, hidden) == _content(merged, path, hidden)
+        ):
             changed.add(path)
         if stat.S_ISDIR(before.get(path, 0)):
             removed.add(path)
-    return Change(merged, merged, frozenset(removed), frozenset(), frozenset(changed))
+    return Change(merged, merged, frozenset(removed), frozenset(), frozenset(changed), hidden)
+
+
+def _content(root: int, path: bytes, hidden: re.Pattern[bytes]) -> object:
+    try:
+        found = _read(root, path, _MEMO_CONTENT)
+    except DiffTooLargeError:
+        return object()
+    return found and (found[0], hidden.sub(b"", found[1]))
 
 
 def _below(root: int) -> Iterator[tuple[bytes, int]]:
@@ -223,7 +252,7 @@ def memo_key(lower: list[str], change: Change) -> str | None:
     budget = _MEMO_CONTENT
     try:
         for path in sorted(change.upper_files | change.merged_files):
-            found = _read(change.upper if path in change.upper_files else change.merged, path, budget)
+            found = change.read(path, budget)
             mode, data = found or (b"", b"")
             budget -= len(data)
             total.update(repr((path, mode, len(data))).encode() + data)
@@ -242,7 +271,7 @@ def make_patch(fresh: Fresh, change: Change) -> str:
         if path in change.removed or path in ignored:
             stream.append(b"D %s\n" % _quote(path))
         if path not in ignored and (path in change.upper_files or path in change.merged_files):
-            content = _read(change.upper if path in change.upper_files else change.merged, path, budget)
+            content = change.read(path, budget)
             if content is not None:
                 mode, data = content
                 budget -= len(data)

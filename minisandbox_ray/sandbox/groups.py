@@ -14,7 +14,6 @@ from .starter import cgroups, watchdog
 
 _MIB = 1 << 20
 _PERIOD = 100_000  # microseconds, in which the processor time is counted; the kernel's default
-_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # swap is not accounted on every kernel
 _HELD_BACK = 0.25  # of a command's time, from which on the limit on processor time is said to have been hit
 _EVENTS: dict[LimitName, dict[int, tuple[str, bytes, float]]] = {
     # limit: {cgroup version: (file, the key in it that counts hits or time held back, one hit or second in its unit)}
@@ -27,7 +26,7 @@ _EVENTS: dict[LimitName, dict[int, tuple[str, bytes, float]]] = {
 class Groups:
     """The groups that a sandbox's first process made (see `cgroups.make`): any of them may be missing."""
 
-    def __init__(self, places: Mapping[str, tuple[str, int]], limits: Limits) -> None:
+    def __init__(self, places: Mapping[str, tuple[str, int]]) -> None:
         self.directories = list({Path(directory) for directory, _ in places.values()})
         self._files: dict[LimitName, tuple[int, bytes, float]] = {}
         self._watchdog: int | None = None
@@ -36,14 +35,10 @@ class Groups:
             for name, by_version in _EVENTS.items():
                 if name not in places:
                     continue
-                directory, version = Path(places[name][0]), places[name][1]
-                for file, value in _settings(name, version, limits).items():
-                    path = directory / file
-                    if path.exists() or file not in _OPTIONAL:
-                        path.write_text(value)
+                directory, version = places[name]
                 with contextlib.suppress(FileNotFoundError):  # no cpu.stat without bandwidth control
                     file, key, unit = by_version[version]
-                    self._files[name] = os.open(directory / file, os.O_RDONLY | os.O_CLOEXEC), key, unit
+                    self._files[name] = os.open(f"{directory}/{file}", os.O_RDONLY | os.O_CLOEXEC), key, unit
             self._seen = self._counts()
         except BaseException:
             self.close()
@@ -86,18 +81,20 @@ class Groups:
         self.directories = []
 
 
-def _settings(name: LimitName, version: int, limits: Limits) -> dict[str, str]:
-    """{file: value}, in the order in which they must be written."""
+def settings(limits: Limits) -> dict[str, dict[str, dict[str, str]]]:
+    """{controller: {cgroup version: {file: value}}}, in the order in which they must be written."""
     memory, swap = limits.memory_mib * _MIB, limits.swap_mib * _MIB
-    if name == "memory":
-        if version == 2:
-            return {"memory.max": str(memory), "memory.swap.max": str(swap)}
-        return {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory + swap)}
-    if name == "pids":
-        return {"pids.max": str(limits.pids)}
-    if limits.cpus is None:
-        return {}
-    quota = max(1000, round(limits.cpus * _PERIOD))  # the kernel's least
-    if version == 2:
-        return {"cpu.max": f"{quota} {_PERIOD}"}
-    return {"cpu.cfs_period_us": str(_PERIOD), "cpu.cfs_quota_us": str(quota)}
+    quota = max(1000, round((limits.cpus or 0) * _PERIOD))  # the kernel's least
+    return {
+        "memory": {
+            "1": {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory + swap)},
+            "2": {"memory.max": str(memory), "memory.swap.max": str(swap)},
+        },
+        "pids": {version: {"pids.max": str(limits.pids)} for version in ("1", "2")},
+        "cpu": {}
+        if limits.cpus is None
+        else {
+            "1": {"cpu.cfs_period_us": str(_PERIOD), "cpu.cfs_quota_us": str(quota)},
+            "2": {"cpu.max": f"{quota} {_PERIOD}"},
+        },
+    }

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from minisandbox_ray.errors import SandboxError
 
 from .groups import Groups
-from .spec import Limits
+from .plan import scratch
 from .starter import cgroups, wire
 
 _CODE = "import sys; sys.path.append({path!r}); from starter.main import main; main({descriptor})"
@@ -91,16 +91,21 @@ class Launched(NamedTuple):
     """When its files were as every sandbox's are, in nanoseconds after the epoch."""
     copies: bool
     """It has copies in the place of overlays."""
+    directory: str
+    """Its private directory on the host, if it is confined instead of isolated (starter/confined.py), else empty."""
+    first: socket.socket | None
+    """Where the answer to its first request comes."""
 
 
-def launch(plan: wire.Message, limits: Limits, origin: Sequence[int] = ()) -> Launched:
+def launch(plan: wire.Message, origin: Sequence[int] = (), request: wire.Message | None = None) -> Launched:
     """Start a sandbox, with the files that the descriptors of `origin` (root, layers) show.
 
-    Raises SandboxError with what failed inside.
+    `request` is what its first process is asked for before it runs, so that it need not wait for that later. Raises
+    SandboxError with what failed inside.
     """
     starter = _get()
     for _ in range(3):
-        outcome = _attempt(starter, {"op": "sandbox", **plan}, limits, origin)
+        outcome = _attempt(starter, {"op": "sandbox", **plan}, origin, request)
         if isinstance(outcome, Launched):
             return outcome
         starter = _get(starter, is_stale=outcome == "stale")
@@ -108,38 +113,42 @@ def launch(plan: wire.Message, limits: Limits, origin: Sequence[int] = ()) -> La
 
 
 def _attempt(
-    starter: _Starter, plan: wire.Message, limits: Limits, origin: Sequence[int]
+    starter: _Starter, plan: wire.Message, origin: Sequence[int], request: wire.Message | None
 ) -> Launched | Literal["dead", "stale"]:
     """Else what is wrong with the starter."""
     control, theirs = wire.channel()
-    handle, groups = -1, None
+    first, answers = wire.channel() if request else (None, None)
+    with theirs:
+        try:
+            wire.send(starter.socket, plan, [theirs.fileno(), *origin])
+            if request and answers:
+                with answers:
+                    wire.send(control, request, [answers.fileno()])
+        except OSError:
+            pass  # seen by the next line
+    descriptors: list[int] = []
     try:
-        with theirs:
-            try:
-                wire.send(starter.socket, plan, [theirs.fileno(), *origin])
-            except OSError:
-                pass  # seen by the next line
         received = _answer(control)
         if received and "stale" not in received[0]:
-            message, (handle,) = received
-            try:
-                groups = Groups(message["groups"], limits)
-                wire.send(control, {})
-            except OSError:
-                _answer(control)  # it died: raises what it says of that
-                raise
-            received = _answer(control)
-        if groups and received:
             message, descriptors = received
-            named = dict(zip(message["descriptors"], descriptors, strict=True))
+            handle, *shown = descriptors
+            named = dict(zip(message["descriptors"], shown, strict=True))
+            groups = Groups(message["groups"])
             groups.add_watchdog(named.get("hits"))
-            return Launched(control, handle, named, groups, message["born"], message["copies"])
+            about = message["born"], message["copies"], message.get("directory", "")
+            return Launched(control, handle, named, groups, *about, first)
     except BaseException as error:
-        _give_up(control, handle, groups)
+        control.close()
+        if first:
+            first.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
         if isinstance(error, OSError):
             raise SandboxError(f"the sandbox did not start: {error}") from None
         raise
-    _give_up(control, handle, groups)
+    control.close()
+    if first:
+        first.close()
     return "stale" if received else "dead"
 
 
@@ -152,21 +161,14 @@ def take_snapshot(origin: Sequence[int], copied: Sequence[str]) -> list[int]:
     with control:
         with theirs:
             try:
-                wire.send(_get().socket, {"op": "snapshot", "copied": list(copied)}, [theirs.fileno(), *origin])
+                request = {"op": "snapshot", "copied": list(copied), "scratch": scratch()}
+                wire.send(_get().socket, request, [theirs.fileno(), *origin])
             except OSError:
                 pass  # seen by the next line
         received = _answer(control, "snapshot")
     if received is None:
         raise SandboxError("no snapshot was taken: the starter process was killed meanwhile")
     return received[1]
-
-
-def _give_up(control: socket.socket, handle: int, groups: Groups | None) -> None:
-    control.close()
-    if handle >= 0:
-        os.close(handle)
-    if groups:
-        groups.close()
 
 
 def _answer(control: socket.socket, what: str = "sandbox") -> tuple[wire.Message, list[int]] | None:
@@ -179,6 +181,8 @@ def _answer(control: socket.socket, what: str = "sandbox") -> tuple[wire.Message
     finally:
         control.settimeout(None)
     if received and "error" in received[0]:
+        for directory, _ in received[0]["groups"].values():
+            cgroups.remove(Path(directory), patience=1)
         failed = "the sandbox did not start" if what == "sandbox" else f"no {what} was taken"
         raise SandboxError(f"{failed}: {received[0]['error']}")
     return received

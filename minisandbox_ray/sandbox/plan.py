@@ -1,9 +1,11 @@
 """A spec as the starter takes it."""
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from .groups import settings
 from .spec import SandboxSpec
 
 _SHARED_MEMORY_MIB = 64
@@ -31,12 +33,19 @@ def make_plan(spec: SandboxSpec) -> dict[str, Any]:
         "open_files": limits.open_files,
         "memory_mib": limits.memory_mib,
         "pids": limits.pids,
+        "group_settings": settings(limits),
         "wall_seconds": limits.wall_seconds,
         "isolation": spec.isolation,
+        "scratch": scratch(),
         "groups": True,
         "copies": False,
         "since": 0,
     }
+
+
+def scratch() -> str:
+    """Where the private directories of sandboxes without namespaces are made."""
+    return str(Path(tempfile.gettempdir()).resolve())
 
 
 def _source(path: Path) -> list[Any]:

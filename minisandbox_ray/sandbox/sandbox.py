@@ -1,5 +1,6 @@
 """A running sandbox, as its owner holds it."""
 
+import contextlib
 import os
 import platform
 import select
@@ -53,7 +54,8 @@ class Sandbox:
         """With a snapshot of a sandbox of the same spec, it starts with those files instead of none."""
         self._open(spec, _origin(snapshot, spec))
 
-    def _open(self, spec: SandboxSpec, origin: Origin | None) -> None:
+    def _open(self, spec: SandboxSpec, origin: Origin | None, *, shell: bool = True) -> None:
+        """Without `shell`, none is started before somebody asks."""
         self.spec = spec
         self._env = {**DEFAULT_ENV, **spec.env}
         self._state = threading.Condition()
@@ -63,7 +65,7 @@ class Sandbox:
         self._sessions: dict[str, Session] = {}
         self._sessions_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
-        self._enter(origin)
+        self._enter(origin, shell)
 
     def run(
         self,
@@ -160,13 +162,16 @@ class Sandbox:
             return found
         with self._sessions_lock:
             if name not in self._sessions:
-                usual = SessionState(self.spec.cwd, self._env, _SIZE) if name == "main" else None
+                usual = self._main_state() if name == "main" else None
                 state = self._carried.get(name, usual)
                 if state is None:
                     raise ValueError(self._unknown(name))
                 self._open_session(name, state.cwd, state.env, state.size)
                 self._carried.pop(name, None)
             return self._sessions[name]
+
+    def _main_state(self) -> SessionState:
+        return SessionState(self.spec.cwd, self._env, _SIZE)
 
     def _unknown(self, name: str) -> str:
         return f"no session {name!r}: open are {', '.join(self.sessions) or 'none'}"
@@ -183,6 +188,7 @@ class Sandbox:
             size=size,
             output_limit=self.spec.limits.output_chars,
             is_root_used=bool(self._sessions),
+            directory=self._directory,
         )
 
     def _result(self, step: Step) -> CommandResult:
@@ -290,13 +296,14 @@ class Sandbox:
             overlays = [overlay for overlay in self.spec.overlays if overlay.target == "/testbed"]
             if not overlays:
                 raise SandboxError("diff() needs an overlay on /testbed")
+            fresh = SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS, isolation=self.spec.isolation)
             merged = paths.open_in_root(self._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
             try:
                 if self._has_copies:
-                    with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as self._fresh:
+                    with _without_shell(fresh) as self._fresh:
                         pristine = paths.open_in_root(self._fresh._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
                         try:
-                            change = diff_.compare(pristine, merged)
+                            change = diff_.compare(pristine, merged, diff_.places(self._directory))
                         finally:
                             os.close(pristine)
                 else:
@@ -308,7 +315,7 @@ class Sandbox:
                     key = diff_.memo_key([str(path) for overlay in overlays for path in overlay.lower], change)
                     if key is not None and key in memo:
                         return memo[key]
-                with Sandbox(SandboxSpec(overlays=overlays, limits=_DIFF_LIMITS)) as self._fresh:
+                with _without_shell(fresh) as self._fresh:
                     patch = diff_.make_patch(self._fresh, change)
                 if memo is not None and key is not None and len(patch) <= _LONGEST_MEMO:
                     memo[key] = patch
@@ -387,10 +394,13 @@ class Sandbox:
             if self._closed:
                 return
             self._closed = True
-        if self._is_running():
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         poller = select.poll()
         poller.register(self._handle, select.POLLIN)
+        if self._directory:  # to be removed by its first process
+            self._control.shutdown(socket.SHUT_RDWR)
+            poller.poll(_CLOSE_SECONDS * 1000)
+        if self._is_running():
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         poller.poll(_CLOSE_SECONDS * 1000)
         if fresh := self._fresh:
             fresh.close()
@@ -399,6 +409,8 @@ class Sandbox:
         for session in self._sessions.values():
             session.close()
         self._control.close()
+        if self._first:
+            self._first[1].close()
         os.close(self._handle)
         dispose(self._descriptors.values(), self._groups)
 
@@ -408,11 +420,15 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _enter(self, origin: Origin | None) -> None:
+    def _enter(self, origin: Origin | None, shell: bool = True) -> None:
         self._carried = dict(origin.sessions) if origin else {}
         plan = {**_plan(self.spec), "since": origin.since if origin else 0}
-        launched = launcher.launch(plan, self.spec.limits, origin.descriptors if origin else ())
-        self._control, self._handle, self._descriptors, self._groups, self._born, self._has_copies = launched
+        main = self._carried.get("main", self._main_state())
+        request = _shell_request(main.cwd, main.env, main.size, strict=True) if shell else None
+        launched = launcher.launch(plan, origin.descriptors if origin else (), request)
+        self._control, self._handle, self._descriptors, self._groups = launched[:4]
+        self._born, self._has_copies, self._directory, channel = launched[4:]
+        self._first = (request, channel) if channel else None
         self._root = self._descriptors["root"]
         self._deadline = time.monotonic() + self.spec.limits.wall_seconds  # pid 1's is some seconds later
         try:
@@ -459,14 +475,20 @@ class Sandbox:
     def _spawn(
         self, cwd: str, env: dict[str, str], size: tuple[int, int], strict: bool
     ) -> tuple[socket.socket, list[int]]:
-        return self._ask({"op": "shell", "cwd": cwd, "env": env, "size": size, "strict": strict})
+        return self._ask(_shell_request(cwd, env, size, strict=strict))
 
     def _ask(self, request: wire.Message) -> tuple[socket.socket, list[int]]:
         """Have pid 1 start something on a terminal; -> (its channel, its descriptors)"""
-        channel, theirs = wire.channel()
-        try:
-            with theirs:
+        first, self._first = self._first, None  # of what was asked for at the start
+        if first and first[0] == request:
+            channel = first[1]
+        else:
+            if first:
+                first[1].close()
+            channel, theirs = wire.channel()
+            with theirs, contextlib.suppress(OSError):  # seen by what follows
                 wire.send(self._control, request, [theirs.fileno()])
+        try:
             channel.settimeout(_SPAWN_SECONDS)
             received = wire.receive(channel)
             channel.settimeout(None)
@@ -505,6 +527,16 @@ class Sandbox:
 def _is_full(file_system: int) -> bool:
     status = os.fstatvfs(file_system)
     return status.f_bavail * status.f_frsize <= _FULL or (status.f_files > 0 and status.f_favail == 0)
+
+
+def _without_shell(spec: SandboxSpec) -> Sandbox:
+    sandbox = Sandbox.__new__(Sandbox)
+    sandbox._open(spec, None, shell=False)
+    return sandbox
+
+
+def _shell_request(cwd: str, env: dict[str, str], size: tuple[int, int], *, strict: bool) -> wire.Message:
+    return {"op": "shell", "cwd": cwd, "env": env, "size": size, "strict": strict}
 
 
 def _origin(snapshot: Snapshot | None, spec: SandboxSpec) -> Origin | None:

@@ -128,12 +128,15 @@ class Session:
         size: tuple[int, int],
         output_limit: int,
         is_root_used: bool,
+        directory: str = "",
     ) -> None:
         self.name, self.cwd, self.env = name, cwd, env
         self._clean_env, self._size, self._output_limit = clean_env, size, output_limit
         self._is_root_used = is_root_used
         self._spawn = spawn
-        self._control, self._control_line = control, f". {CONTROL_DIRECTORY}/{name}".encode()
+        self._place = f"{directory}/root" if directory else ""  # where / is, without namespaces
+        self._shown = f"{directory}/control" if directory else CONTROL_DIRECTORY
+        self._control, self._control_line = control, f". {self._shown}/{name}".encode()
         self._told: OpenWatch | None = None
         self._state = threading.Condition()  # guards _running, _closed, _shell and _size
         self._running: Running | None = None
@@ -156,7 +159,8 @@ class Session:
         with self._state:
             if self._shell and not self._running:
                 self.env = self._shell.exported_now() or self.env
-            return SessionState(self.cwd, self.env, self._size)
+            env = {name: value.replace(self._place, "") for name, value in self.env.items()}
+            return SessionState(self.cwd, env if self._place else self.env, self._size)
 
     def close(self) -> None:
         """End what it runs; who waits for that gets a SandboxError. Idempotent."""
@@ -418,7 +422,7 @@ class Session:
             finally:
                 os.close(codes)
         self._told.opened()
-        if not self._have_done(shell, f"<{CONTROL_DIRECTORY}/{directory}/$?\n"):
+        if not self._have_done(shell, f"<{self._shown}/{directory}/$?\n"):
             return None
         told = self._told.opened()
         return int(told) if told and self._have_done(shell, f"return {int(told)}\n") else None
@@ -428,8 +432,14 @@ class Session:
         self._feed(shell, text.encode())
         return shell.wait(_ignore, time.monotonic() + _HEARD_SECONDS, _FOREVER) == "done"
 
+    def _directory(self, shell: Shell) -> str:
+        directory = self._real_directory(shell)
+        if self._place and f"{directory}/".startswith(f"{self._place}/"):
+            return directory.removeprefix(self._place) or "/"
+        return directory
+
     @staticmethod
-    def _directory(shell: Shell) -> str:
+    def _real_directory(shell: Shell) -> str:
         path = f"/proc/{shell.pid}/cwd"
         directory = os.readlink(path)
         if directory.endswith(" (deleted)") and os.stat(path).st_nlink == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.sandbox import Limits
-from minisandbox_ray.sandbox.groups import Groups
+from minisandbox_ray.sandbox.groups import Groups, settings
 from minisandbox_ray.sandbox.starter import cgroups
 from minisandbox_ray.sandbox.starter.cgroups import Hierarchy, Mount
 
@@ -155,7 +155,10 @@ def test_limits_in_version_2(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\nmax 7\noom 1\noom_kill 0\n")
     (tmp_path / "pids.events").write_text("max 0\n")
     (tmp_path / "cpu.stat").write_text("nr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
-    groups = Groups(dict.fromkeys(ALL, (str(tmp_path), 2)), Limits(memory_mib=64, swap_mib=1, cpus=1.5, pids=7))
+    places = dict.fromkeys(ALL, (str(tmp_path), 2))
+    limits = Limits(memory_mib=64, swap_mib=1, cpus=1.5, pids=7)
+    cgroups.write_settings(places, cgroups.open_all(places), settings(limits))
+    groups = Groups(places)
     texts = {path.name: path.read_text() for path in tmp_path.glob("*.max")}
     assert texts == {
         "memory.max": str(64 << 20),
@@ -174,7 +177,7 @@ def test_limits_in_version_2(tmp_path: Path) -> None:
 
 
 def test_no_groups() -> None:
-    groups = Groups({}, Limits())
+    groups = Groups({})
     assert groups.new_hits() == []
     groups.close()
     groups.close()

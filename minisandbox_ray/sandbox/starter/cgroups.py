@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,11 @@ def owner_key(pid: int) -> str:
 def new_name(owner: str) -> str:
     """A name for the groups of one more sandbox of an owner, whichever of its starters asks."""
     return f"{_PREFIX}-{owner}-{time.monotonic_ns()}"
+
+
+def names_of(owner: str) -> Callable[[str], object]:
+    """-> whether a name is one of `new_name` for that owner"""
+    return re.compile(rf"{_PREFIX}-{owner}-\d+").fullmatch
 
 
 def find_mounts(mountinfo: str, membership: str) -> list[Mount]:
@@ -145,6 +150,34 @@ def make(places: list[Hierarchy], name: str) -> dict[str, tuple[str, int]]:
     return made
 
 
+_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # swap is not accounted on every kernel
+
+
+def open_all(made: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    """Descriptors of the directories that `make` made, for later, when they are out of sight."""
+    return {name: os.open(directory, os.O_PATH | os.O_CLOEXEC) for name, (directory, _) in made.items()}
+
+
+def write_settings(
+    made: Mapping[str, tuple[str, int]],
+    directories: Mapping[str, int],
+    settings: Mapping[str, Mapping[str, Mapping[str, str]]],
+) -> None:
+    """`settings` are {controller: {version: {file: value}}}. Raises OSError."""
+    for name, (_, version) in made.items():
+        for file, value in settings[name].get(str(version), {}).items():
+            try:
+                descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directories[name])
+            except FileNotFoundError:
+                if file in _OPTIONAL:
+                    continue
+                raise
+            try:
+                os.write(descriptor, value.encode())
+            finally:
+                os.close(descriptor)
+
+
 def _enter(group: Path) -> bool:
     try:
         group.mkdir()
@@ -204,7 +237,7 @@ def find_groups(is_wanted: Callable[[str], object]) -> Iterator[Path]:
 
 def remove_groups_of(owner: str) -> None:
     """Remove all groups of an owner that is gone."""
-    for directory in find_groups(re.compile(rf"{_PREFIX}-{owner}-\d+").fullmatch):
+    for directory in find_groups(names_of(owner)):
         remove(directory, patience=2)
 
 
@@ -213,14 +246,15 @@ def sweep(owner: str) -> None:
 
     Of `owner` itself, those that are empty: an earlier starter of its was killed.
     """
-    for directory in find_groups(_is_left):
+    for directory in find_groups(is_left):
         remove(directory, patience=0.1)
-    for directory in find_groups(re.compile(rf"{_PREFIX}-{owner}-\d+").fullmatch):
+    for directory in find_groups(names_of(owner)):
         with contextlib.suppress(OSError):
             directory.rmdir()
 
 
-def _is_left(name: str) -> bool:
+def is_left(name: str) -> bool:
+    """Whether that is a name of `new_name` whose owner is dead."""
     match = _NAME.fullmatch(name)
     return match is not None and not _is_alive(*match.groups())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted", "fonts")
-_HOST_FILES = (
+HOST_FILES = (
     "ld.so.cache",
     "localtime",
     "mime.types",
@@ -28,7 +28,7 @@ nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 _GROUP = "root:x:0:\ndaemon:x:1:\ntty:x:5:\nusers:x:100:\nwww-data:x:33:\nnogroup:x:65534:\n"
 # checkStat and trustctime: a file's inode number and change time differ between the lower layer, where the index was
 # written, and an overlay over it; without them the first `git status` reads the whole repository
-_GITCONFIG = """\
+GITCONFIG = """\
 [user]
 \tname = agent
 \temail = agent@sandbox
@@ -48,7 +48,7 @@ _GITCONFIG = """\
 def _host_files() -> dict[str, bytes | str]:
     """Read once, in the starter: {path below /etc: content, or a link's target}."""
     found: dict[str, bytes | str] = {}
-    for name in _HOST_FILES:
+    for name in HOST_FILES:
         path = Path("/etc", name)
         if path.is_symlink() and "/usr/" in os.readlink(path):
             found[name] = os.readlink(path)
@@ -64,7 +64,7 @@ def common_files() -> dict[str, bytes | str]:
         **_host_files(),
         "passwd": _PASSWD.encode(),
         "group": _GROUP.encode(),
-        "gitconfig": _GITCONFIG.encode(),
+        "gitconfig": GITCONFIG.encode(),
         "minisandbox": b"private root\n",
         "mtab": "/proc/self/mounts",
         "nsswitch.conf": b"passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",

@@ -44,7 +44,7 @@ def main(orders: socket.socket, kind: Kind, name: str) -> NoReturn:
 
 
 def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
-    failure, groups = "", {}
+    failure, groups, directories = "", {}, {}
     try:
         os.unshare(os.CLONE_NEWPID)  # of the next child
         if os.fork():
@@ -54,6 +54,7 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         os.setsid()
         # as whoever the starter is, and before anything is made that is to be limited
         groups = cgroups.make(kind.hierarchies, name)
+        directories = cgroups.open_all(groups)
         _prepare(kind)
     except Exception as error:
         failure = str(error) or type(error).__name__
@@ -67,15 +68,11 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
     try:
         if failure:
             raise OSError(failure)
-        wire.send(control, {"groups": groups}, [handle := os.pidfd_open(os.getpid())])
-        os.close(handle)
+        cgroups.write_settings(groups, directories, plan["group_settings"])
         copies = kind.copies or plan["copies"]
         shown, born = root.complete(plan, kind.identity, mounts, origin, copies=copies)
         links = root.top_level_links()
         socket.sethostname(plan["hostname"])
-        # meanwhile the owner has written the limits into the control groups
-        if wire.receive(control) is None:
-            return
         kind.identity.enter()
         watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
         watch = watchdog.start(plan, groups, counts_processes=kind.identity.namespace is None)
@@ -84,11 +81,11 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         if not kind.private_network:
             syscalls.leave_abstract_sockets()
         _drop_privileges(kind.seccomp_filter)
-        message = {"descriptors": list(shown), "born": born, "copies": copies}
-        wire.send(control, message, list(shown.values()))
-        _keep_only(control)
+        message = {"groups": groups, "descriptors": list(shown), "born": born, "copies": copies}
+        wire.send(control, message, [os.pidfd_open(os.getpid()), *shown.values()])
+        keep_only(control)
     except Exception as error:
-        report(control, str(error) or type(error).__name__)
+        report(control, str(error) or type(error).__name__, groups)
         return
     init.Init(control, links, plan["wall_seconds"], watch).serve()
 
@@ -110,14 +107,15 @@ def _drop_privileges(seccomp_filter: bytes) -> None:
     syscalls.set_dumpable(False)
 
 
-def report(control: socket.socket, reason: str) -> None:
+def report(control: socket.socket, reason: str, groups: dict[str, tuple[str, int]] | None = None) -> None:
+    """Say why there is no sandbox, and which control groups are left of it."""
     try:
-        wire.send(control, {"error": " ".join(reason.split())})
+        wire.send(control, {"error": " ".join(reason.split()), "groups": groups or {}})
     except OSError:  # nobody waits for it any more
         pass
 
 
-def _keep_only(control: socket.socket) -> None:
+def keep_only(control: socket.socket) -> None:
     """Close every other descriptor, and take the sandbox's own /dev/null for the standard ones."""
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):

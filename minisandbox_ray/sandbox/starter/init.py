@@ -6,6 +6,7 @@ signals for it are asked for. When the host's end of the control socket closes, 
 
 # ruff: noqa: PTH104, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -28,7 +29,7 @@ _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _IGNORED_SIGNALS = {signal.SIGINT} | {
     number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN
 }
-_SHELL = ["/bin/bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
+SHELL = ["/bin/bash", "--norc", "--noprofile", "-i", "-m", "/proc/self/fd/9"]
 
 # What a shell does first; the host waits for none of it. An INT ends a step: it returns, and until the shell is back
 # at its script (BASH_SOURCE then holds that alone) a DEBUG trap whose status is 2 has it return before each command,
@@ -55,6 +56,8 @@ class Child:
 
 class Init:
     """Whatever becomes of its owner, the sandbox ends after `wall_seconds`."""
+
+    terminals = "/dev/pts/ptmx"
 
     def __init__(
         self, control: socket.socket, links: dict[str, str], wall_seconds: float, watch: watchdog.Watchdog | None
@@ -96,6 +99,7 @@ class Init:
         if self.watch:
             self.watch.hurry()
         message, (channel_descriptor, *descriptors) = received
+        self._adapt(message)
         channel = socket.socket(fileno=channel_descriptor)
         try:
             if message["op"] == "shell":
@@ -117,18 +121,21 @@ class Init:
         self.children[child.pid] = self.channels[channel.fileno()] = child
         self.poller.register(channel, select.POLLIN)
 
+    def _adapt(self, message: dict[str, Any]) -> None:
+        """Where paths are others inside than they are called: change the request."""
+
     def _shell(self, message: dict[str, Any], channel: socket.socket) -> Child:
         """A bash on a new terminal of the sandbox's own, which reads its commands from a pipe of one slot."""
         if message["strict"]:
             os.close(os.open(message["cwd"], os.O_PATH | os.O_DIRECTORY))
         for path, target in self.links.items():
             _restore_link(path, target)
-        master, slave = _open_terminal(*message["size"])
+        master, slave = _open_terminal(self.terminals, *message["size"])
         modes.reset(slave)  # now: a shell goes back to what it found whenever a program dies by a signal
         reader, writer = os.pipe2(os.O_CLOEXEC)
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         os.write(writer, _SET_UP)
-        pid = self._fork(lambda: _spawn_shell(message, os.ttyname(slave), reader), evict=True)
+        pid = self._fork(lambda: self._spawn_shell(message, slave, reader), evict=True)
         os.close(reader)
         # the slave stays open so that the master never hangs up early; the master tells the foreground group
         child = Child(pid, channel, (slave, master))
@@ -137,18 +144,14 @@ class Init:
         os.close(handle)
         return child
 
+    def _spawn_shell(self, message: dict[str, Any], slave: int, script: int) -> int:
+        return _spawn_shell(message, os.ttyname(slave), script)
+
     def _terminal(self, message: dict[str, Any], channel: socket.socket) -> Child:
         """A program on a new terminal, which hangs up when the last process on it ends."""
-        master, slave = _open_terminal(*message["size"])
+        master, slave = _open_terminal(self.terminals, *message["size"])
         try:
-            pid = self._fork(os.fork, evict=False)
-            if pid == 0:
-                try:
-                    os.setsid()
-                    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-                    _become_or_tell(message, [slave, slave, slave])
-                finally:
-                    os._exit(126)
+            pid = self._fork(lambda: fork_to(lambda: _run_on_terminal(message, slave)), evict=False)
             child = Child(pid, channel)
             self._hand_over(child, [master])
         finally:
@@ -164,13 +167,7 @@ class Init:
             kill(child.pid, signal.SIGKILL)
 
     def _program(self, message: dict[str, Any], channel: socket.socket, descriptors: list[int]) -> Child:
-        pid = self._fork(os.fork, evict=False)
-        if pid == 0:
-            try:
-                os.setsid()
-                _become_or_tell(message, descriptors)
-            finally:
-                os._exit(126)
+        pid = self._fork(lambda: fork_to(lambda: _run(message, descriptors)), evict=False)
         return Child(pid, channel)
 
     def _fork(self, fork: Callable[[], int], evict: bool) -> int:
@@ -241,9 +238,31 @@ def _restore_link(path: str, target: str) -> None:
         pass
 
 
-def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
+def fork_to(work: Callable[[], None]) -> int:
+    """-> the pid of a child that does that, which never returns."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(126)
+    return pid
+
+
+def _run(message: dict[str, Any], streams: list[int]) -> None:
+    os.setsid()
+    _become_or_tell(message, streams)
+
+
+def _run_on_terminal(message: dict[str, Any], slave: int) -> None:
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    _become_or_tell(message, [slave, slave, slave])
+
+
+def _open_terminal(maker: str, rows: int, columns: int) -> tuple[int, int]:
     """(master, slave) of a new pseudo-terminal of the sandbox's own"""
-    master = os.open("/dev/pts/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    master = os.open(maker, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
     return master, fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
@@ -260,8 +279,8 @@ def _spawn_shell(message: dict[str, Any], terminal: str, script: int) -> int:
     _change_directory(message["cwd"], strict=False)
     try:
         pid = os.posix_spawn(
-            _SHELL[0],
-            _SHELL,
+            SHELL[0],
+            SHELL,
             message["env"],
             file_actions=streams,
             setsid=True,
@@ -288,7 +307,7 @@ def _become_or_tell(message: dict[str, Any], streams: list[int]) -> None:
     """In a forked child: exec the message's argv with these for 0, 1 and 2, or say why not and exit as a shell does."""
     argv = message["argv"]
     try:
-        _become(argv, message, dict(enumerate(streams)), strict=True)
+        become(argv, message, dict(enumerate(streams)), strict=True)
     except _NoDirectory as error:
         what, status = f"cannot start in {message['cwd']}: {error}", 126
     except OSError as error:
@@ -299,7 +318,7 @@ def _become_or_tell(message: dict[str, Any], streams: list[int]) -> None:
     os._exit(status)
 
 
-def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], strict: bool) -> None:
+def become(argv: list[str], message: dict[str, Any], streams: dict[int, int], strict: bool) -> None:
     """In a forked child: take these descriptors and no others, and exec argv with the message's `env` in its `cwd`.
 
     If that directory is gone, `strict` raises _NoDirectory, else it is the nearest that is left.
@@ -317,7 +336,8 @@ def _become(argv: list[str], message: dict[str, Any], streams: dict[int, int], s
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     syscalls.set_dumpable(True)  # nothing of pid 1's is open any more, and its files in /proc are its own again
-    with open("/proc/self/oom_score_adj", "w") as file:  # rather than pid 1
+    # rather than pid 1; denied where it may write nothing below /proc
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
     _change_directory(message["cwd"], strict)
     os.execvpe(argv[0], argv, message["env"])

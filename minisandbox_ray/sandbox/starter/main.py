@@ -5,8 +5,9 @@ kept prepared for the next start. When the owner dies, the starter ends its sand
 groups: nobody else would.
 """
 
-# ruff: noqa: PTH123, PTH208
+# ruff: noqa: PTH119, PTH120, PTH123, PTH208
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -17,7 +18,7 @@ import socket
 import time
 from typing import NoReturn
 
-from . import cgroups, etc, first, identity, init, root, seccomp, snapshot, sources, syscalls, wire
+from . import cgroups, confined, etc, first, identity, init, root, seccomp, snapshot, sources, syscalls, wire
 
 _ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
 
@@ -37,10 +38,12 @@ def main(descriptor: int) -> None:
         return
     message, (handle,) = received
     starter = _Starter(message["owner"])
-    poller = select.poll()
-    poller.register(owner, select.POLLIN)
-    poller.register(handle, select.POLLIN)  # a forked child of the owner may hold the socket longer than the owner
-    while handle not in [ready for ready, _ in poller.poll()]:
+    starter.poller.register(owner, select.POLLIN)
+    starter.poller.register(handle, select.POLLIN)  # a forked child of the owner may hold the socket longer
+    while handle not in (ready := [descriptor for descriptor, _ in starter.poller.poll()]):
+        starter.bury(ready)
+        if owner.fileno() not in ready:
+            continue
         received = wire.receive(owner)
         if received is None:
             break
@@ -65,6 +68,10 @@ class _Starter:
         if os.geteuid() == 0 and "own" not in self.identities:
             syscalls.set_dumpable(False)
         self.copies = bool(self.identities) and not root.can_overlay(next(iter(self.identities.values())))
+        self.is_confining = not any(each.is_strict for each in self.identities.values()) and confined.is_needed()
+        self.keepers: dict[int, tuple[int, str]] = {}  # by pidfd: (pid, private directory)
+        self.scratches: set[str] = set()
+        self.poller = select.poll()
         self.filter = seccomp.build_filter(syscalls.MACHINE)
         # what holds for every sandbox and hinders no mount is done once, here
         syscalls.set_no_new_privileges()
@@ -79,7 +86,7 @@ class _Starter:
         return first.Kind(next(iter(self.identities.values())), True, self.hierarchies, self.filter, self.copies)
 
     def _refill(self) -> None:
-        if self.identities:
+        if self.identities and not self.is_confining:
             self.spare = self._fork(self._usual_kind())
 
     def _fork(self, kind: first.Kind) -> socket.socket:
@@ -95,6 +102,9 @@ class _Starter:
     def serve(self, plan: wire.Message, descriptors: list[int]) -> None:
         """Have the plan carried out; what comes of it is told over the first of the descriptors."""
         try:
+            if self.is_confining and plan.get("isolation") != "strict":
+                self._confine(plan, descriptors)
+                return
             if not self.identities:
                 raise OSError(f"{self.failure}: {_ADVICE}")
             if plan["op"] == "snapshot":
@@ -150,6 +160,29 @@ class _Starter:
         with self._fork(kind) as process:
             wire.send(process, plan, descriptors)
 
+    def _confine(self, plan: wire.Message, descriptors: list[int]) -> None:
+        if plan["scratch"] not in self.scratches:
+            self.scratches.add(plan["scratch"])
+            confined.remove_of(cgroups.is_left, plan["scratch"])
+        filters = [self.filter, seccomp.build_shared_filter(syscalls.MACHINE, network=plan.get("network") != "none")]
+        hierarchies = self.hierarchies if plan.get("groups") else []
+        name = cgroups.new_name(self.owner)
+        pid, directory = confined.start(plan, descriptors, name, hierarchies=hierarchies, filters=filters)
+        with contextlib.suppress(ProcessLookupError):  # it failed already
+            handle = os.pidfd_open(pid)
+            self.keepers[handle] = pid, directory
+            self.poller.register(handle, select.POLLIN)
+
+    def bury(self, ready: list[int]) -> None:
+        """Of confined sandboxes whose keeper has ended: what it left, if somebody killed it."""
+        for handle in self.keepers.keys() & ready:
+            _, directory = self.keepers.pop(handle)
+            self.poller.unregister(handle)
+            os.close(handle)
+            if os.path.lexists(directory):
+                _end_children({pid for pid, _ in self.keepers.values()})
+                confined.remove_of(os.path.basename(directory).__eq__, os.path.dirname(directory))
+
     def _take_snapshot(self, plan: wire.Message, descriptors: list[int]) -> NoReturn:
         control = socket.socket(fileno=descriptors[0])
         try:
@@ -164,12 +197,14 @@ class _Starter:
         """Of an owner that is gone: end everything of its."""
         if self.spare:
             self.spare.close()
-        _end_children()
+        _end_children(set())
+        for scratch in self.scratches:
+            confined.remove_of(cgroups.names_of(self.owner), scratch)
         cgroups.remove_groups_of(self.owner)
 
 
-def _end_children() -> None:
-    """Kill all children, the first processes of sandboxes, until none is left."""
+def _end_children(spared: set[int]) -> None:
+    """Kill all other children, the first processes of sandboxes and orphans of confined ones, until none is left."""
     me = str(os.getpid())
     while True:
         children = 0
@@ -179,7 +214,7 @@ def _end_children() -> None:
                     parent = file.read().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            if parent == me:
+            if parent == me and int(name) not in spared:
                 children += 1
                 init.kill(int(name), signal.SIGKILL)
         if not children:

@@ -59,14 +59,35 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
+# what reaches the host where there are no namespaces: System V objects and message queues; attributes, which Landlock
+# does not guard; limits and priorities of other processes of the same user
+_SHARED: dict[str, tuple[int, int]] = {
+    "mq_open": (240, 180),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "shmget": (29, 194),
+}
+_ATTRIBUTES: dict[str, tuple[int, int]] = {
+    "file_setattr": (469, 469),
+    "fremovexattr": (199, 16),
+    "fsetxattr": (190, 7),
+    "lremovexattr": (198, 15),
+    "lsetxattr": (189, 6),
+    "removexattr": (197, 14),
+    "removexattrat": (466, 466),
+    "setxattr": (188, 5),
+    "setxattrat": (463, 463),
+}
+_PRLIMIT, _SETPRIORITY, _IOPRIO_SET = (302, 261), (141, 140), (251, 30)
 # machine: (AUDIT_ARCH, column above, clone, clone3, ioctl, socket, socketpair)
 _MACHINES = {"x86_64": (0xC000003E, 0, 56, 435, 16, 41, 53), "aarch64": (0xC00000B7, 1, 220, 435, 29, 198, 199)}
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others, AF_VSOCK above all, are not confined by a network namespace.
 _FAMILIES = (1, 2, 10, 16)
 
-_LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets in struct seccomp_data
+_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32  # offsets in struct seccomp_data
+_DATAGRAM = 2
 # of mounts, control groups, names, IPC, users, processes and networks
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -117,3 +138,35 @@ def build_filter(machine: str) -> bytes:
             statement(_RETURN, _ERRNO | errno.EPERM)
     statement(_RETURN, _ALLOW)
     return b"".join(program)
+
+
+def build_shared_filter(machine: str, *, network: bool) -> bytes:
+    """A second filter, for a sandbox without namespaces. Raises KeyError for a machine without a table.
+
+    Unix sockets are refused (the host's daemons listen at paths, which Landlock does not guard) but for connected
+    pairs; with no network all others are, too. So are System V objects, which would outlive the sandbox.
+    """
+    _, column, _, _, _, socket, socketpair = _MACHINES[machine]
+    load_number = (_LOAD, _NUMBER, 0, 0)  # the first filter has looked at the architecture
+    program = [load_number]
+
+    def on(number: int, *body: tuple[int, int, int, int]) -> None:
+        """Jumps to the end of the body go on to what follows."""
+        program.extend(((_EQUAL, number, 0, len(body) + 1), *body, load_number))
+
+    families = _FAMILIES[1:] if network else ()
+    known = [(_EQUAL, family, len(families) - index, 0) for index, family in enumerate(families)]
+    on(socket, (_LOAD, _ARGUMENT_0, 0, 0), *known, (_RETURN, _ERRNO | errno.EAFNOSUPPORT, 0, 0))
+    refuse = (_RETURN, _ERRNO | errno.EPERM, 0, 0)
+    # what a pair of datagram sockets sends can still go elsewhere
+    on(socketpair, (_LOAD, _ARGUMENT_1, 0, 0), (_AND, 0xF, 0, 0), (_EQUAL, _DATAGRAM, 0, 1), refuse)
+    low, high = (_LOAD, _ARGUMENT_2, 0, 0), (_LOAD, _ARGUMENT_2 + 4, 0, 0)
+    others = ((_LOAD, _ARGUMENT_0, 0, 0), (_EQUAL, 0, 5, 0))
+    on(_PRLIMIT[column], *others, low, (_EQUAL, 0, 0, 2), high, (_EQUAL, 0, 1, 0), refuse)
+    for numbers in (_SETPRIORITY, _IOPRIO_SET):
+        on(numbers[column], (_LOAD, _ARGUMENT_1, 0, 0), (_EQUAL, 0, 1, 0), refuse)
+    for table, error in ((_SHARED, errno.ENOSYS), (_ATTRIBUTES, errno.EOPNOTSUPP)):
+        for numbers in table.values():
+            on(numbers[column], (_RETURN, _ERRNO | error, 0, 0))
+    program.append((_RETURN, _ALLOW, 0, 0))
+    return b"".join(struct.pack("HBBI", code, yes, no, value) for code, value, yes, no in program)

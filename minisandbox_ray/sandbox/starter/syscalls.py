@@ -23,7 +23,7 @@ MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 32, 4096, 16384, 1 << 18, 1 
 MNT_DETACH = 2
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 _ATTR_IDMAP = 0x00100000
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # likewise
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446  # likewise
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_FROM_EMPTY_PATH, _MOVE_MOUNT_TO_EMPTY_PATH = 0x1, 0x4, 0x40
@@ -35,6 +35,7 @@ IN_OPEN = 0x20
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 4, 22, 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
+_PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
 _SECBIT_NO_SETUID_FIXUP = 4
 
 
@@ -122,6 +123,19 @@ def set_no_new_privileges() -> None:
 def adopt_orphans() -> None:
     """Descendants whose parent ends become children of this process."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """When the thread that forked this process ends, this process is killed."""
+    _prctl(_PR_SET_PDEATHSIG, 9)
+
+
+def let_anybody_trace() -> None:
+    """Whoever may otherwise: undo the restriction to ancestors, where there is one (the kernel's LSM/Yama.rst)."""
+    try:
+        _prctl(_PR_SET_PTRACER, (1 << 64) - 1)  # PR_SET_PTRACER_ANY
+    except OSError:  # no Yama here
+        pass
 
 
 def create_files_as(number: int) -> None:
@@ -216,3 +230,25 @@ def landlock_version() -> int:
     """Of the interface for confining oneself (landlock_create_ruleset(2)); raises OSError where there is none."""
     number, version = ctypes.c_long(444), ctypes.c_uint(1)  # LANDLOCK_CREATE_RULESET_VERSION
     return _check(_libc.syscall(number, None, ctypes.c_size_t(0), version), "landlock")
+
+
+def create_ruleset(files: int, network: int, scopes: int) -> int:
+    """The accesses that it handles are denied but where rules allow them (landlock(7)); -> descriptor"""
+    attributes = struct.pack("3Q", files, network, scopes)
+    size = 24 if scopes else 16 if network else 8  # what older kernels know
+    number, flags = ctypes.c_long(_LANDLOCK_CREATE_RULESET), ctypes.c_uint(0)
+    ruleset = _libc.syscall(number, attributes, ctypes.c_size_t(size), flags)
+    return _check(ruleset, "landlock_create_ruleset")
+
+
+def allow_below(ruleset: int, path: int, accesses: int) -> None:
+    """Allow the accesses to what the descriptor `path` shows, and to all below it."""
+    rule = struct.pack("=Qi", accesses, path)  # LANDLOCK_RULE_PATH_BENEATH is 1
+    number, kind, flags = ctypes.c_long(_LANDLOCK_ADD_RULE), ctypes.c_int(1), ctypes.c_uint(0)
+    _check(_libc.syscall(number, ctypes.c_int(ruleset), kind, rule, flags), "landlock_add_rule")
+
+
+def enter_ruleset(ruleset: int) -> None:
+    """For this thread and whatever it starts, for good; no_new_privileges must be set."""
+    number, flags = ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_uint(0)
+    _check(_libc.syscall(number, ctypes.c_int(ruleset), flags), "landlock_restrict_self")

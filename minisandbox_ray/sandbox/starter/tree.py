@@ -15,14 +15,14 @@ _PIECE = 1 << 30
 _OVERFLOW = 65534  # the kernel's default for ids that are not mapped
 
 
-def copy(source: int, target: int, since: int = 0, *, merge: bool = False) -> None:
+def copy(source: int, target: int, since: int = 0, *, merge: bool = False, owners: bool = True) -> None:
     """Make the directory `target` like `source` (descriptors), mount points left alone on both sides.
 
     Files of the source whose change time is before `since` (nanoseconds) are those that the target has already. With
     `merge` the source is laid over the target as an overlay would show it: what only the target has stays, but for
-    what a whiteout hides. Raises OSError.
+    what a whiteout hides. Without `owners` all copies belong to who makes them. Raises OSError.
     """
-    owner = os.fstat(target)
+    owner = os.fstat(target) if owners else None
     links: dict[int, bytes] = {}  # of files with several names: the first one in the target
     directories = [b""]
     while directories:
@@ -33,7 +33,7 @@ def copy(source: int, target: int, since: int = 0, *, merge: bool = False) -> No
                 continue
             names, present = os.listdir(here), set(os.listdir(there))
             for name in () if merge else present.difference(names):
-                _remove(there, name)
+                remove(there, name)
             for name in names:
                 try:
                     status = os.stat(name, dir_fd=here, follow_symlinks=False)
@@ -41,17 +41,17 @@ def copy(source: int, target: int, since: int = 0, *, merge: bool = False) -> No
                     continue
                 path = directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)
                 if merge and stat.S_ISCHR(status.st_mode):
-                    _remove(there, name, missing_ok=True)
+                    remove(there, name, missing_ok=True)
                 elif stat.S_ISDIR(status.st_mode):
                     if name not in present:
                         os.mkdir(name, 0o700, dir_fd=there)
                     elif not stat.S_ISDIR(os.stat(name, dir_fd=there, follow_symlinks=False).st_mode):
-                        _remove(there, name)
+                        remove(there, name)
                         os.mkdir(name, 0o700, dir_fd=there)
                     directories.append(path)
                 elif status.st_ctime_ns >= since or name not in present:
                     if name in present:
-                        _remove(there, name)
+                        remove(there, name)
                     if status.st_nlink > 1 and status.st_ino in links:
                         os.link(links[status.st_ino], name, src_dir_fd=target, dst_dir_fd=there, follow_symlinks=False)
                         continue
@@ -74,7 +74,7 @@ def _open_directory(root: int, path: bytes) -> int:
         raise
 
 
-def _remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
+def remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
     """With everything below; not a mount point."""
     try:
         os.unlink(name, dir_fd=directory)
@@ -84,7 +84,7 @@ def _remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
             return
         try:
             for below in os.listdir(inner):
-                _remove(inner, below)
+                remove(inner, below)
         finally:
             os.close(inner)
         with contextlib.suppress(OSError):  # there is a mount in it
@@ -97,7 +97,7 @@ def _remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
             raise
 
 
-def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner: os.stat_result) -> None:
+def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner: os.stat_result | None) -> None:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFREG:
         _copy_file(here, there, name, owner)
@@ -113,13 +113,15 @@ def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner:
     os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=there, follow_symlinks=False)
 
 
-def _needs_owner(status: os.stat_result, owner: os.stat_result) -> bool:
+def _needs_owner(status: os.stat_result, owner: os.stat_result | None) -> bool:
     """Not where it is nobody whom this user namespace knows: nobody can be given files there."""
+    if owner is None:
+        return False
     ids = status.st_uid, status.st_gid
     return ids != (owner.st_uid, owner.st_gid) and _OVERFLOW not in ids
 
 
-def _copy_file(here: int, there: int, name: str, owner: os.stat_result) -> None:
+def _copy_file(here: int, there: int, name: str, owner: os.stat_result | None) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         source = syscalls.openat2(here, name, flags, resolve=_RESOLVE)
@@ -162,7 +164,7 @@ def _copy_content(source: int, target: int, size: int) -> None:
     os.ftruncate(target, size)
 
 
-def _copy_attributes(source: int, target: int, status: os.stat_result, owner: os.stat_result) -> None:
+def _copy_attributes(source: int, target: int, status: os.stat_result, owner: os.stat_result | None) -> None:
     for name in os.listxattr(source):
         if not name.startswith("security."):  # the host's labels; of no use inside
             os.setxattr(target, name, os.getxattr(source, name))

@@ -146,18 +146,32 @@ def lower_limit(kind: int, value: int) -> None:
 
 def kill_everything() -> None:
     """But pid 1, which calls this."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except OSError:
-        pass
+    for pid in [-1] if os.getpid() == 1 else descendants():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def descendants() -> list[int]:
+    """Of this process: all that the sandbox holds. In a pid namespace of its own, those that were put there, too."""
+    if os.getpid() == 1:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        if fields:
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
 
 
 def _look() -> tuple[dict[int, _Process], int]:
     """What holds memory in this pid namespace, but pid 1; and the number of all processes and threads."""
     found, count = {}, 1
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or name == "1":
-            continue
+    for name in map(str, descendants()):
         fields = dict(_STATUS.findall(_read(f"/proc/{name}/status")))
         threads = int(fields.get(b"Threads", 0))
         count += threads
@@ -181,6 +195,8 @@ def _of_another_thread(process: str) -> bytes:
 
 def _file_systems_in_memory(targets: list[str]) -> list[str]:
     """Where the sandbox's own are: at these targets may be overlays instead, whose upper layers are counted with /."""
+    if os.getpid() != 1:  # without namespaces nothing is its own
+        return []
     kinds = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -195,8 +211,9 @@ def _size_of_files(processes: Mapping[int, object], file_systems: list[str]) -> 
     for path in file_systems:
         status = os.statvfs(path)
         total += (status.f_blocks - status.f_bfree) * status.f_frsize
-    with open("/proc/sysvipc/shm") as file:
-        total += sum(int(line.split()[14]) for line in list(file)[1:])  # resident bytes, attached or not
+    if os.getpid() == 1:
+        with open("/proc/sysvipc/shm") as file:
+            total += sum(int(line.split()[14]) for line in list(file)[1:])  # resident bytes, attached or not
     seen = set()
     for pid in processes:
         try:

@@ -1,6 +1,7 @@
-"""Messages between host, starter and pid 1: a JSON text in a memory file, and descriptors, over a Unix socket.
+"""Messages between host, starter and pid 1: a JSON text and descriptors, over a Unix socket.
 
-A memory file, because a packet is bounded and an argument list is not. Strings may hold any bytes (surrogateescape).
+A long text goes in a memory file, because a packet is bounded and an argument list is not. Strings may hold any bytes
+(surrogateescape).
 """
 
 # ruff: noqa: PTH123
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Message = dict[str, Any]
+_IN_FILE, _LONGEST_PACKET = b"m", 1 << 15
 _MAX_DESCRIPTORS = 250  # the kernel's SCM_MAX_FD is 253
 
 
@@ -22,11 +24,15 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
     """Raises OSError when the peer is gone."""
+    text = json.dumps(message).encode()
+    if len(text) <= _LONGEST_PACKET:
+        socket.send_fds(sock, [text], descriptors) if descriptors else sock.send(text)
+        return
     body = os.memfd_create("message", os.MFD_CLOEXEC)
     try:
         with open(body, "wb", closefd=False) as file:
-            file.write(json.dumps(message).encode())
-        socket.send_fds(sock, [b"m"], [body, *descriptors])
+            file.write(text)
+        socket.send_fds(sock, [_IN_FILE], [body, *descriptors])
     finally:
         os.close(body)
 
@@ -36,13 +42,15 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     received = array.array("i")
     try:
         # not socket.recv_fds, which ignores its flags
-        data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = sock.recvmsg(_LONGEST_PACKET, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
     for _, _, content in ancillary:
         received.frombytes(content[: len(content) - len(content) % received.itemsize])
     if not data:
         return None
+    if data != _IN_FILE:
+        return json.loads(data), list(received)
     with open(received[0], "rb") as file:
         file.seek(0)
         return json.loads(file.read()), list(received[1:])
