@@ -141,9 +141,8 @@ def test_snapshot_and_restore(start: Factory) -> None:
 
 def test_snapshots_of_another_kind_are_refused(start: Factory) -> None:
     sandbox = start()
-    with sandbox.snapshot() as snapshot:
-        with pytest.raises(ValueError, match="another spec"):
-            Sandbox(SandboxSpec(), snapshot=snapshot)
+    with sandbox.snapshot() as snapshot, pytest.raises(ValueError, match="another spec"):
+        Sandbox(SandboxSpec(), snapshot=snapshot)
     with pytest.raises(SandboxError, match="closed"):
         sandbox.restore(snapshot)
     assert sandbox.run("cat a.txt").output == "one\n"

@@ -42,7 +42,8 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     received = array.array("i")
     try:
         # not socket.recv_fds, which ignores its flags
-        data, ancillary, _, _ = sock.recvmsg(_LONGEST_PACKET, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
+        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize)
+        data, ancillary, _, _ = sock.recvmsg(_LONGEST_PACKET, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
     for _, _, content in ancillary:
