@@ -82,7 +82,7 @@ def start(plan: wire.Message, descriptors: list[int], name: str, **about: Any) -
 def _keep(plan: wire.Message, descriptors: list[int], directory: str, **about: Any) -> None:
     """Make the directory, have it used, end all that uses it and remove it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in set(map(int, os.listdir("/proc/self/fd"))).difference(descriptors, (0, 1, 2)):
+    for number in set(map(int, os.listdir("/proc/self/fd"))).difference(descriptors[:2], (0, 1, 2)):
         with contextlib.suppress(OSError):  # the one of that list itself
             os.close(number)
     syscalls.hide_command_line("minisandbox")
@@ -218,6 +218,7 @@ def _copy_root(origin: int, directory: str) -> int:
     source, root = paths.open_in_root(origin, ".", _DIRECTORY), os.open(place, _DIRECTORY)
     tree.copy(source, root, owners=False)
     os.close(source)
+    os.close(origin)
     _relocate(place, lambda text: text.replace(os.fsencode(old), os.fsencode(place)))
     return root
 
@@ -273,7 +274,7 @@ def remove(directory: str) -> None:
             for below in os.listdir(inner):
                 if not _unlink(below, inner):  # brought up here: so no path grows long
                     count += 1
-                    os.rename(below, f"removed-{count}", src_dir_fd=inner, dst_dir_fd=top)
+                    os.rename(below, f"removed-{os.getpid()}-{count}", src_dir_fd=inner, dst_dir_fd=top)
             os.close(inner)
             os.rmdir(name, dir_fd=top)
     os.close(top)

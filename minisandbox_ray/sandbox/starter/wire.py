@@ -40,10 +40,13 @@ def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = ())
 def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     """The next message with its descriptors, or None when the peer is gone."""
     received = array.array("i")
+    # not socket.recv_fds, which ignores its flags
+    space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize)
     try:
-        # not socket.recv_fds, which ignores its flags
-        space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize)
-        data, ancillary, _, _ = sock.recvmsg(_LONGEST_PACKET, space, socket.MSG_CMSG_CLOEXEC)
+        try:
+            data, ancillary, _, _ = sock.recvmsg(_LONGEST_PACKET, space, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:  # told once where the peer left something unread: what it sent is still there
+            data, ancillary, _, _ = sock.recvmsg(_LONGEST_PACKET, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
     for _, _, content in ancillary:
