@@ -14,7 +14,7 @@ from minisandbox_ray.errors import SandboxError
 from . import attempts, remedies
 from .sandbox import Sandbox
 from .spec import Overlay, SandboxSpec
-from .starter import cgroups, identity, syscalls
+from .starter import cgroups, confined, identity, syscalls
 
 _NAMESPACES = {
     # name: (flag, what would be lost)
@@ -112,10 +112,15 @@ def _probe(scratch: Path) -> Iterator[Mechanism]:
         yield Mechanism(name, result is not None, why, True, True, lost, remedy)
     yield from _overlays(scratch)
     yield from _groups()
-    yield from _whole(scratch)
+    whole = list(_whole(scratch))
+    yield from whole
+    is_confined = not whole[0].available and confined.is_needed()
     version, why = attempts.attempt(lambda: f"version {syscalls.landlock_version()}")
-    # nothing is lost without it: nothing here builds on it
-    yield Mechanism("landlock", version is not None, version or why, False, False, "", "a kernel with it in its lsm=")
+    lost = "a degraded sandbox in the place of none: nothing would protect the host" if is_confined else ""
+    remedy = "a kernel with it in its lsm="
+    yield Mechanism("landlock", version is not None, version or why, is_confined, False, lost, remedy)
+    if is_confined:
+        yield _confined(scratch)
 
 
 def _overlays(scratch: Path) -> Iterator[Mechanism]:
@@ -225,6 +230,21 @@ def _best_effort() -> str:
     except SandboxError as error:
         return str(error)
     return "" if result.exit_code == 7 else f"a command gave {result.exit_code} instead of 7: {result.output[:200]}"
+
+
+def _confined(scratch: Path) -> Mechanism:
+    """A sandbox without namespaces, as it is used; see starter/confined.py."""
+    detail, why = f"degraded only, with `isolation: best-effort`: {confined.LOST}", ""
+    try:
+        spec = SandboxSpec(overlays=[Overlay(target="/testbed", lower=[scratch / "lower"])], isolation="best-effort")
+        with Sandbox(spec) as sandbox:
+            result = sandbox.run("touch new && (exit 7)", timeout=30)
+            if result.exit_code != 7:
+                why = f"a command gave {result.exit_code} instead of 7: {result.output.strip()[:200]}"
+    except SandboxError as error:
+        why = str(error)
+    remedy = remedies.for_namespaces()
+    return Mechanism("confined sandbox", not why, why or detail, True, False, "sandboxes of any kind", remedy)
 
 
 def _scratch(directory: Path) -> Path:

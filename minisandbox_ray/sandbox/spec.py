@@ -79,7 +79,12 @@ class SandboxSpec(_Model):
     cwd: str = "/testbed"
     """Where the session and one-shot programs start."""
     isolation: Literal["strict", "best-effort"] = "strict"
-    """`strict`: no sandbox where the machine cannot isolate it. `best-effort`: with what there is; doctor says what."""
+    """`strict`: no sandbox where the machine cannot isolate it. `best-effort`: with what there is; doctor says what.
+
+    Where there are no namespaces, paths are others inside: /testbed is a private directory's `root/testbed`. Only
+    what this interface is told is changed to that, and virtual environments; commands must use relative paths, `~` and
+    $TMPDIR (the module starter/confined.py says what else is lost).
+    """
     limits: Limits = Limits()
     """What the sandbox may use."""
 

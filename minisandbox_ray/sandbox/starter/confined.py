@@ -32,6 +32,10 @@ from typing import Any
 
 from . import cgroups, etc, first, init, landlock, paths, syscalls, tree, watchdog, wire
 
+LOST = (
+    "no path is remapped (/testbed is <private directory>/root/testbed); the host's processes are in sight, the same "
+    "user's files can be chmod-ed; no loopback, Unix sockets, /dev/shm, System V objects, new terminals; one user"
+)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLACES = ("testbed", "root", "home", "mnt", "opt", "srv", "run", "tmp", "var/tmp", "var/log", "var/lib", "dev/shm")
 _READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/proc")
