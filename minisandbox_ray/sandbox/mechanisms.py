@@ -114,13 +114,11 @@ def _probe(scratch: Path) -> Iterator[Mechanism]:
     yield from _groups()
     whole = list(_whole(scratch))
     yield from whole
-    is_confined = not whole[0].available and confined.is_needed()
+    is_confined = any("by landlock" in each.detail for each in whole)
     version, why = attempts.attempt(lambda: f"version {syscalls.landlock_version()}")
-    lost = "a degraded sandbox in the place of none: nothing would protect the host" if is_confined else ""
+    lost = "" if whole[0].available else "where there are no namespaces, nothing would protect the host: no sandbox"
     remedy = "a kernel with it in its lsm="
     yield Mechanism("landlock", version is not None, version or why, is_confined, False, lost, remedy)
-    if is_confined:
-        yield _confined(scratch)
 
 
 def _overlays(scratch: Path) -> Iterator[Mechanism]:
@@ -197,10 +195,10 @@ def _whole(scratch: Path) -> Iterator[Mechanism]:
         why = str(error)
     yield Mechanism("a whole sandbox", not why, why, True, True, "everything", "see the first line above that says no")
     if why:
-        with_less = _best_effort()
+        works, detail = _best_effort()
         remedy = "see the lines above that say no"
         lost = "there is no way to run anything here"
-        yield Mechanism("a best-effort sandbox", not with_less, with_less, not with_less, False, lost, remedy)
+        yield Mechanism("a best-effort sandbox", works, detail, works, False, lost, remedy)
         return
     yield Mechanism(
         "the shell's memory",
@@ -222,29 +220,17 @@ def _whole(scratch: Path) -> Iterator[Mechanism]:
     )
 
 
-def _best_effort() -> str:
-    """Why there is not even a sandbox with less isolation; empty if there is."""
+def _best_effort() -> tuple[bool, str]:
+    """(whether there is a sandbox with less isolation at least, which; or why not)"""
     try:
         with Sandbox(SandboxSpec(isolation="best-effort")) as sandbox:
             result = sandbox.run("(exit 7)", timeout=30)
+            detail = f"degraded only, by landlock: {confined.LOST}" if sandbox.is_confined else ""
     except SandboxError as error:
-        return str(error)
-    return "" if result.exit_code == 7 else f"a command gave {result.exit_code} instead of 7: {result.output[:200]}"
-
-
-def _confined(scratch: Path) -> Mechanism:
-    """A sandbox without namespaces, as it is used; see starter/confined.py."""
-    detail, why = f"degraded only, with `isolation: best-effort`: {confined.LOST}", ""
-    try:
-        spec = SandboxSpec(overlays=[Overlay(target="/testbed", lower=[scratch / "lower"])], isolation="best-effort")
-        with Sandbox(spec) as sandbox:
-            result = sandbox.run("touch new && (exit 7)", timeout=30)
-            if result.exit_code != 7:
-                why = f"a command gave {result.exit_code} instead of 7: {result.output.strip()[:200]}"
-    except SandboxError as error:
-        why = str(error)
-    remedy = remedies.for_namespaces()
-    return Mechanism("confined sandbox", not why, why or detail, True, False, "sandboxes of any kind", remedy)
+        return False, str(error)
+    if result.exit_code != 7:
+        return False, f"a command gave {result.exit_code} instead of 7: {result.output[:200]}"
+    return True, detail
 
 
 def _scratch(directory: Path) -> Path:

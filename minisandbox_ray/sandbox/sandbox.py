@@ -380,6 +380,11 @@ class Sandbox:
         return launcher.pid_of(self._handle)
 
     @property
+    def is_confined(self) -> bool:
+        """Whether it has no namespaces, so that paths are others for its commands (see SandboxSpec.isolation)."""
+        return bool(self._directory)
+
+    @property
     def is_alive(self) -> bool:
         return not self._closed and self._is_running()
 

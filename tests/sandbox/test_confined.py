@@ -335,7 +335,7 @@ def test_the_next_starter_sweeps_what_the_dead_left() -> None:
 def test_doctor_says_degraded(tmp_path: Path) -> None:
     found = probe(tmp_path)
     assert strict_failure(found)
-    (row,) = [each for each in found if each.name == "confined sandbox"]
+    (row,) = [each for each in found if each.name == "a best-effort sandbox"]
     assert row.available
     assert row.chosen
     assert "degraded only" in row.detail
