@@ -5,11 +5,12 @@ Landlock and two system call filters, without capabilities. What they see is the
 <private>/root/testbed. Directories, programs, and paths in environment variables that a request names are changed to
 that, and so are `#!` lines, links and path files of virtual environments; a command that names /testbed itself fails.
 
-Lost besides: the host's processes are in sight (their command lines, not their memory); signals reach those of the same
-user before Linux 6.12; stat, chmod and utime reach the same user's files (Landlock does not guard them: their content
-stays out of reach); no loopback, no Unix sockets, no terminals made inside, no /dev/shm (and so no semaphores of
-Python's multiprocessing), no System V objects, one user; the disk limit holds for each file at once, for all together
-after some seconds; where there are no control groups either, memory and processes are watched, not held.
+Lost besides: the host's processes are in sight (their command lines, not their memory), and so are all files' names
+and sizes (stat); signals reach processes of the same user before Linux 6.12; no loopback, no Unix sockets, no terminals
+made inside, no /dev/shm (and so no semaphores of Python's multiprocessing), no System V objects, no extended
+attributes, one user; the disk limit holds for each file at once, for all together after some seconds; where there are
+no control groups either, memory and processes are watched, not held. Before Linux 5.19 rename(2) between directories
+gives EXDEV, after which mv copies.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH114, PTH115, PTH119
@@ -30,11 +31,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import cgroups, etc, first, init, landlock, paths, syscalls, tree, watchdog, wire
+from . import attributes, cgroups, etc, first, init, landlock, paths, seccomp, syscalls, tree, watchdog, wire
 
 LOST = (
-    "no path is remapped (/testbed is <private directory>/root/testbed); the host's processes are in sight, the same "
-    "user's files can be chmod-ed; no loopback, Unix sockets, /dev/shm, System V objects, new terminals; one user"
+    "no path is remapped (/testbed is <private directory>/root/testbed); the host's processes and all files' names are "
+    "in sight; no loopback, Unix sockets, /dev/shm, System V objects, new terminals; one user"
 )
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLACES = ("testbed", "root", "home", "mnt", "opt", "srv", "run", "tmp", "var/tmp", "var/log", "var/lib", "dev/shm")
@@ -86,9 +87,7 @@ def start(plan: wire.Message, descriptors: list[int], name: str, **about: Any) -
 def _keep(plan: wire.Message, descriptors: list[int], directory: str, **about: Any) -> None:
     """Make the directory, have it used, end all that uses it and remove it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in set(map(int, os.listdir("/proc/self/fd"))).difference(descriptors[:2], (0, 1, 2)):
-        with contextlib.suppress(OSError):  # the one of that list itself
-            os.close(number)
+    _close_all_but(*descriptors[:2])
     syscalls.hide_command_line("minisandbox")
     syscalls.set_dumpable(True)  # the owner looks into the shells, and the domain keeps those inside from here
     os.setsid()
@@ -106,6 +105,12 @@ def _keep(plan: wire.Message, descriptors: list[int], directory: str, **about: A
         control.close()
         _end_descendants()
         remove(directory)
+
+
+def _close_all_but(*kept: int) -> None:
+    for number in set(map(int, os.listdir("/proc/self/fd"))).difference(kept, (0, 1, 2)):
+        with contextlib.suppress(OSError):  # the one of that list itself
+            os.close(number)
 
 
 def _keep_snapshot(control: socket.socket, origin: int, directory: str) -> None:
@@ -333,7 +338,9 @@ def _serve(
         born = os.fstat(controls).st_ctime_ns
         message = {"descriptors": list(shown), "born": born, "copies": True, "directory": directory, "groups": groups}
         wire.send(control, message, [os.pidfd_open(keeper), *shown.values()])
-        first.keep_only(control)
+        _close_all_but(control.fileno(), domain.listener)
+        own = [path for path, wanted in accesses.items() if wanted == landlock.ALL]
+        _thread.start_new_thread(attributes.serve, (domain.listener, [os.path.realpath(path) for path in own]))
     except Exception as error:
         first.report(control, str(error) or type(error).__name__, groups)
         return
@@ -359,6 +366,7 @@ class _Domain:
     """
 
     def __init__(self, ruleset: int, filters: list[bytes]) -> None:
+        self.listener = -1
         self._work: Callable[[], int] = lambda: self._enter(ruleset, filters)
         self._result: int | BaseException = 0
         self._asked, self._answered = _thread.allocate_lock(), _thread.allocate_lock()
@@ -386,8 +394,9 @@ class _Domain:
                 self._result = error
             self._answered.release()
 
-    @staticmethod
-    def _enter(ruleset: int, filters: list[bytes]) -> int:
+    def _enter(self, ruleset: int, filters: list[bytes]) -> int:
+        program = seccomp.build_listener_filter(syscalls.MACHINE, truncates=syscalls.landlock_version() >= 3)
+        self.listener = syscalls.install_seccomp_listener(program)
         syscalls.enter_ruleset(ruleset)
         os.close(ruleset)
         with contextlib.suppress(PermissionError):  # needs one itself; no new privileges is enough

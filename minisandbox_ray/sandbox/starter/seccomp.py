@@ -78,14 +78,28 @@ _ATTRIBUTES: dict[str, tuple[int, int]] = {
     "setxattr": (188, 5),
     "setxattrat": (463, 463),
 }
-_PRLIMIT, _SETPRIORITY, _IOPRIO_SET = (302, 261), (141, 140), (251, 30)
+# what reaches the same user's files, which Landlock does not guard either: see attributes.py
+ON_BEHALF: dict[str, tuple[int | None, int | None]] = {
+    "chmod": (90, None),
+    "chown": (92, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "lchown": (94, None),
+    "utimensat": (280, 88),
+}
+_OLD_TIMES = (132, 235, 261)  # utime, utimes, futimesat of x86-64; C libraries use utimensat
+_SET_FLAGS = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
+_PRLIMIT, _SETPRIORITY, _IOPRIO_SET, _TRUNCATE = (302, 261), (141, 140), (251, 30), (76, 45)
 # machine: (AUDIT_ARCH, column above, clone, clone3, ioctl, socket, socketpair)
 _MACHINES = {"x86_64": (0xC000003E, 0, 56, 435, 16, 41, 53), "aarch64": (0xC00000B7, 1, 220, 435, 29, 198, 199)}
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK. Others, AF_VSOCK above all, are not confined by a network namespace.
 _FAMILIES = (1, 2, 10, 16)
 
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _HAND_OVER = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32  # offsets in struct seccomp_data
 _DATAGRAM = 2
 # of mounts, control groups, names, IPC, users, processes and networks
@@ -146,7 +160,7 @@ def build_shared_filter(machine: str, *, network: bool) -> bytes:
     Unix sockets are refused (the host's daemons listen at paths, which Landlock does not guard) but for connected
     pairs; with no network all others are, too. So are System V objects, which would outlive the sandbox.
     """
-    _, column, _, _, _, socket, socketpair = _MACHINES[machine]
+    _, column, _, _, ioctl, socket, socketpair = _MACHINES[machine]
     load_number = (_LOAD, _NUMBER, 0, 0)  # the first filter has looked at the architecture
     program = [load_number]
 
@@ -165,8 +179,28 @@ def build_shared_filter(machine: str, *, network: bool) -> bytes:
     on(_PRLIMIT[column], *others, low, (_EQUAL, 0, 0, 2), high, (_EQUAL, 0, 1, 0), refuse)
     for numbers in (_SETPRIORITY, _IOPRIO_SET):
         on(numbers[column], (_LOAD, _ARGUMENT_1, 0, 0), (_EQUAL, 0, 1, 0), refuse)
+    flags = (_EQUAL, _SET_FLAGS[0], 1, 0), (_EQUAL, _SET_FLAGS[1], 0, 1)
+    on(ioctl, (_LOAD, _ARGUMENT_1, 0, 0), *flags, refuse)
+    for number in _OLD_TIMES if column == 0 else ():
+        on(number, (_RETURN, _ERRNO | errno.ENOSYS, 0, 0))
     for table, error in ((_SHARED, errno.ENOSYS), (_ATTRIBUTES, errno.EOPNOTSUPP)):
         for numbers in table.values():
             on(numbers[column], (_RETURN, _ERRNO | error, 0, 0))
+    program.append((_RETURN, _ALLOW, 0, 0))
+    return b"".join(struct.pack("HBBI", code, yes, no, value) for code, value, yes, no in program)
+
+
+def build_listener_filter(machine: str, *, truncates: bool) -> bytes:
+    """A third one, which hands over what attributes.py does, and refuses truncate(2) unless it `truncates`.
+
+    Landlock guards that since Linux 6.2. Raises KeyError for a machine without a table.
+    """
+    program = [(_LOAD, _NUMBER, 0, 0)]
+    if not truncates:
+        program += [(_EQUAL, _TRUNCATE[_MACHINES[machine][1]], 0, 1), (_RETURN, _ERRNO | errno.EPERM, 0, 0)]
+    for numbers in ON_BEHALF.values():
+        number = numbers[_MACHINES[machine][1]]
+        if number is not None:
+            program += [(_EQUAL, number, 0, 1), (_RETURN, _HAND_OVER, 0, 0)]
     program.append((_RETURN, _ALLOW, 0, 0))
     return b"".join(struct.pack("HBBI", code, yes, no, value) for code, value, yes, no in program)

@@ -15,6 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 MACHINE = platform.machine()
 READ_NUMBER = {"x86_64": 0, "aarch64": 63}.get(MACHINE, -1)  # read(2), as /proc/PID/syscall shows it
+_SECCOMP = {"x86_64": 317, "aarch64": 277}.get(MACHINE, -1)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(MACHINE, -1)
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442  # the same on every architecture
 
@@ -31,7 +32,7 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_FROM_EMPTY_PATH, _MOVE_MOUNT_TO_EMPTY_PATH = 0x1, 
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS = 0x01, 0x02, 0x04
 RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x08, 0x10
 
-IN_OPEN = 0x20
+IN_OPEN, _IN_ONESHOT = 0x20, 1 << 31
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 4, 22, 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
@@ -185,6 +186,13 @@ def install_seccomp_filter(program: bytes) -> None:
     _check(result, "seccomp")
 
 
+def install_seccomp_listener(program: bytes) -> int:
+    """The same; -> the descriptor over which the calls are told that it hands over (seccomp_unotify(2))"""
+    filter_program = _FilterProgram(len(program) // 8, program)
+    number, operation, flags = ctypes.c_long(_SECCOMP), ctypes.c_uint(1), ctypes.c_uint(8)
+    return _check(_libc.syscall(number, operation, flags, ctypes.byref(filter_program)), "seccomp listener")
+
+
 def leave_abstract_sockets() -> bool:
     """From now on reach no abstract Unix socket of a process that did not do this; -> False before Linux 6.12.
 
@@ -208,8 +216,9 @@ def inotify() -> int:
 
 
 def add_open_watch(descriptor: int, path: str) -> int:
-    """Have the descriptor tell when the file is opened; -> the watch's number."""
-    return _check(_libc.inotify_add_watch(descriptor, _path(path), ctypes.c_uint(IN_OPEN)), "inotify_add_watch")
+    """Have the descriptor tell, once, when the file is opened; -> the watch's number."""
+    mask = ctypes.c_uint(IN_OPEN | _IN_ONESHOT)
+    return _check(_libc.inotify_add_watch(descriptor, _path(path), mask), "inotify_add_watch")
 
 
 def remove_watch(descriptor: int, watch: int) -> None:
