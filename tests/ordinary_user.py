@@ -58,7 +58,6 @@ def main() -> int:
         environment = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
         environment |= {
             "HOME": str(scratch),
-            "TMPDIR": str(scratch),
             "PYTHONDONTWRITEBYTECODE": "1",
             "USER": "somebody",
         }

@@ -106,24 +106,23 @@ def test_every_key_is_documented():
         ([], "error: usage: python -m minisandbox_ray.train config=FILE.yaml [key=value ...]"),
     ],
 )
-def test_the_program_says_one_line_and_exits_with_status_2(arguments, message):
+def test_the_program_says_one_line_and_exits_with_status_2(arguments, message, tmp_path):
     if any("skyrl." in argument for argument in arguments):
         pytest.importorskip("skyrl", reason="SkyRL is not installed")
-    before = set((ROOT / "runs").glob("*"))
     result = subprocess.run(
         [sys.executable, "-m", "minisandbox_ray.train", *arguments],
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=tmp_path,
         check=False,
     )
     assert result.returncode == 2
     assert result.stderr.strip() == message
     assert result.stdout == ""
-    assert set((ROOT / "runs").glob("*")) == before, "nothing is written"
+    assert list(tmp_path.glob("runs/*")) == [], "nothing is written"
 
 
-def test_without_gpus_backend_gpu_says_what_is_missing_and_how_to_install_it():
+def test_without_gpus_backend_gpu_says_what_is_missing_and_how_to_install_it(tmp_path):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -131,7 +130,7 @@ def test_without_gpus_backend_gpu_says_what_is_missing_and_how_to_install_it():
         [sys.executable, "-m", "minisandbox_ray.train", f"config={ROOT / 'configs' / 'gpu_grpo.yaml'}"],
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=tmp_path,
         check=False,
     )
     assert result.returncode == 2

@@ -119,13 +119,12 @@ def sandbox_init(marker: str) -> int:
         try:
             if not entry.name.isdigit() or marker.encode() not in (entry / "cmdline").read_bytes().split(b"\0"):
                 continue
-            namespace, pid = (entry / "ns/pid").readlink(), int(entry.name)
+            pid = int(entry.name)
             while True:
-                status = Path(f"/proc/{pid}/status").read_text()
-                parent = int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
-                if Path(f"/proc/{parent}/ns/pid").readlink() != namespace:
+                status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+                if status["NSpid"].split()[-1] == "1":
                     return pid
-                pid = parent
+                pid = int(status["PPid"])
         except OSError:
             continue
     return 0

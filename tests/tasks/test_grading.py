@@ -78,7 +78,9 @@ def test_changes_to_the_tests_are_discarded(bench: Bench, extra: str) -> None:
     assert grade(bench.task, GOLD + extra, bench.env, bench.layer).reward == 1
 
 
-@pytest.mark.parametrize("way_out", ["import os; os._exit(0)", "raise SystemExit(0)", "import os; os.kill(-1, 9)"])
+@pytest.mark.parametrize(
+    "way_out", ["import os; os._exit(0)", "raise SystemExit(0)", "import os; os.kill(os.getpid(), 9)"]
+)
 def test_a_program_that_ends_early_passes_nothing(bench: Bench, way_out: str) -> None:
     result = grade(bench.task, broken_with(way_out), bench.env, bench.layer)
     assert (result.reward, result.owner) == (0, "agent")
