@@ -1,6 +1,7 @@
-"""Tells whether a file, or which file of a directory, was opened since last asked.
+"""Tells whether a file, or which file of a directory, was opened since that was asked for.
 
-One inotify instance per process: a user may have few (128 by default), and closing one waits for the kernel for ms.
+Each watch tells of one opening and is gone, so that nobody inside can flood the events that all sandboxes share. One
+inotify instance per process: a user may have few (128 by default), and closing one waits for the kernel for ms.
 """
 
 import os
@@ -26,9 +27,10 @@ class _Watcher:
                 return
             at = 0
             while at < len(events):
-                watch, _, _, length = _EVENT.unpack_from(events, at)
+                watch, mask, _, length = _EVENT.unpack_from(events, at)
                 at += _EVENT.size + length
-                self.opened[watch] = events[at - length : at].rstrip(b"\0")
+                if mask & syscalls.IN_OPEN:
+                    self.opened[watch] = events[at - length : at].rstrip(b"\0")
 
 
 _watcher: _Watcher | None = None
@@ -45,23 +47,29 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class OpenWatch:
-    """Raises OSError where the kernel has no watch to give."""
+    """Of one file or directory. Raises OSError where the kernel has no watch to give."""
 
     def __init__(self, path: str) -> None:
         global _watcher
         with _watcher_lock:
             if _watcher is None:
                 _watcher = _Watcher()
-            self._watcher = _watcher
-        with self._watcher.lock:
-            self._watch = syscalls.add_open_watch(self._watcher.descriptor, path)
+            self._watcher, self._path, self._watch = _watcher, path, -1
 
-    def opened(self) -> bytes | None:
-        """The name that was opened last in a directory, empty for a file; None if nothing was since the last call."""
+    def arm(self) -> None:
+        """Look for the next opening."""
         watcher = self._watcher
         with watcher.lock:
             watcher.read()
-            return watcher.opened.pop(self._watch, None)
+            watcher.opened.pop(self._watch, None)
+            self._watch = syscalls.add_open_watch(watcher.descriptor, self._path)  # the same, if it is still there
+
+    def opened(self) -> bytes | None:
+        """The name that was opened first in a directory, empty for a file; None if nothing was since `arm`."""
+        watcher = self._watcher
+        with watcher.lock:
+            watcher.read()
+            return watcher.opened.get(self._watch)
 
     def close(self) -> None:
         with self._watcher.lock:

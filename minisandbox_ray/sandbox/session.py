@@ -137,7 +137,7 @@ class Session:
         self._place = f"{directory}/root" if directory else ""  # where / is, without namespaces
         self._shown = f"{directory}/control" if directory else CONTROL_DIRECTORY
         self._control, self._control_line = control, f". {self._shown}/{name}".encode()
-        self._told: OpenWatch | None = None
+        self._told: OpenWatch | None = None  # with the directory `_codes`
         self._state = threading.Condition()  # guards _running, _closed, _shell and _size
         self._running: Running | None = None
         self._closed = False
@@ -186,6 +186,7 @@ class Session:
             self._opened.close()
         if self._told:
             self._told.close()
+            os.close(self._codes)
         os.close(self._file)
         os.close(self._wake)
 
@@ -286,7 +287,8 @@ class Session:
         while written < len(text):
             written += os.pwrite(self._file, text[written:], written)
         os.ftruncate(self._file, len(text))
-        self._was_opened()
+        assert self._opened
+        self._opened.arm()
         shell.push(b"\\" + self._control_line + b"\n\n")
 
     def _was_opened(self) -> bool:
@@ -414,14 +416,11 @@ class Session:
         directory = f".{self.name}"
         if self._told is None:
             os.mkdir(directory, dir_fd=self._control)
-            codes = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._control)
-            try:
-                for code in range(256):
-                    os.close(os.open(str(code), os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=codes))
-                self._told = OpenWatch(f"/proc/self/fd/{codes}")
-            finally:
-                os.close(codes)
-        self._told.opened()
+            self._codes = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._control)
+            self._told = OpenWatch(f"/proc/self/fd/{self._codes}")
+            for code in range(256):
+                os.close(os.open(str(code), os.O_CREAT | os.O_CLOEXEC, 0o444, dir_fd=self._codes))
+        self._told.arm()
         if not self._have_done(shell, f"<{self._shown}/{directory}/$?\n"):
             return None
         told = self._told.opened()

@@ -1,10 +1,13 @@
 """What a bash knows, read from its memory: so nothing runs in the shell to tell, and nothing in it can lie or break.
 
 Bash exports its internal variables as dynamic symbols (its loadable builtins need them). ELF: gabi, 64-bit.
+A shell's memory, and the program that it may have become, are whatever the agent made of them: nothing here takes long
+or grows large, and what makes no sense is an OSError or struct.error.
 """
 
 # ruff: noqa: PTH116  (pathlib would add to every start)
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -13,9 +16,11 @@ _SYMBOLS = (b"last_command_exit_value", b"export_env", b"shell_variables")
 _EXPORTED, _INVISIBLE, _COMPOUND = 0x1, 0x1000, 0x4 | 0x40  # attributes, bash's variables.h
 _MAX_HEAP = 16 << 20
 _MAX_PROGRAM = 32 << 20
+_MAX_SECTIONS, _MAX_SYMBOLS = 100, 20_000
 _USUAL_VARIABLES, _MAX_VARIABLES, _MAX_ENVIRONMENT = 64, 4096, 1 << 20
 
 
+_MAX_KNOWN = 100
 _known: dict[tuple[int, int, int], tuple[bool, dict[bytes, int]]] = {}
 
 
@@ -24,7 +29,12 @@ def _symbols(program: str) -> tuple[bool, dict[bytes, int]]:
     status = os.stat(program)
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns)
     if identity not in _known:
-        _known[identity] = _read_symbols(program)
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        try:
+            _known[identity] = _read_symbols(program)
+        except (struct.error, IndexError):
+            _known[identity] = False, {}
     return _known[identity]
 
 
@@ -35,15 +45,16 @@ def _read_symbols(path: str) -> tuple[bool, dict[bytes, int]]:
     if data[:5] != b"\x7fELF\x02":
         return False, {}
     sections_at, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
-    sections = [struct.unpack_from("<IIQQQQIIQQ", data, sections_at + 64 * number) for number in range(count)]
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", data, sections_at + 64 * number)
+        for number in range(min(count, _MAX_SECTIONS))
+    ]
     found: dict[bytes, int] = {}
-    for section in sections:
-        if section[1] != 11:  # SHT_DYNSYM
-            continue
+    for section in [section for section in sections if section[1] == 11][:1]:  # SHT_DYNSYM
         strings = sections[section[6]][4]
-        for offset in range(section[4], section[4] + section[5], 24):
+        for offset in range(section[4], section[4] + min(section[5], 24 * _MAX_SYMBOLS), 24):
             name, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, offset)
-            text = data[strings + name : data.index(b"\0", strings + name)]
+            text = data[strings + name : strings + name + 32].partition(b"\0")[0]
             if text in _SYMBOLS:
                 found[text] = value
     if len(found) != len(_SYMBOLS):
@@ -60,7 +71,10 @@ class ShellState:
         if relative:
             maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                base = int(os.read(maps, 100).split(b"-")[0], 16)
+                first = os.read(maps, 100).split(b"-")[0]
+                if not first:
+                    raise ProcessLookupError(f"process {pid} is ending")
+                base = int(first, 16)
             finally:
                 os.close(maps)
         self.is_readable = bool(symbols)
@@ -73,16 +87,16 @@ class ShellState:
 
     def exit_code(self) -> int:
         """`$?`"""
-        return struct.unpack("i", os.pread(self._memory, 4, self._exit_code))[0]
+        return struct.unpack("i", _read(self._memory, 4, self._exit_code))[0]
 
     def exported(self) -> dict[str, str] | None:
         """Exported variables as bash last handed them to a program; None if there are none or far too many."""
-        (array,) = struct.unpack("Q", os.pread(self._memory, 8, self._environment))
+        (array,) = struct.unpack("Q", _read(self._memory, 8, self._environment))
         if not array:
             return None
         pointers: tuple[int, ...] = ()
         for count in (_USUAL_VARIABLES, _MAX_VARIABLES):
-            data = os.pread(self._memory, 8 * count, array)
+            data = _read(self._memory, 8 * count, array)
             pointers = struct.unpack(f"{len(data) // 8}Q", data[: len(data) // 8 * 8])
             if 0 in pointers:
                 break
@@ -92,12 +106,15 @@ class ShellState:
         low, high = min(pointers), max(pointers)
         if high - low > _MAX_ENVIRONMENT:
             return None
-        block = os.pread(self._memory, high - low + 8192, low)
-        found = {}
+        block = _read(self._memory, high - low + 8192, low)
+        found, size = {}, 0
         for pointer in pointers:
             start = pointer - low
             end = block.find(b"\0", start)
             name, _, value = os.fsdecode(block[start : end if end >= 0 else None]).partition("=")
+            size += len(name) + len(value)
+            if size > _MAX_ENVIRONMENT:  # strings may overlap
+                return None
             if name and name != "_":
                 found[name] = value
         return found
@@ -115,7 +132,8 @@ class ShellState:
             return None
         found = {name: value for name, value in (self.exported() or {}).items() if name.startswith("BASH_FUNC_")}
         entries = [entry for (entry,) in struct.iter_unpack("Q", memory.read(buckets, 8 * count)) if entry]
-        memory.fetch(min(entries), max(entries) + 4096)
+        memory.fetch(min(entries, default=0), max(entries, default=0) + 4096)
+        size = 0
         for _ in range(_MAX_VARIABLES):
             if not entries:
                 return found
@@ -125,8 +143,18 @@ class ShellState:
                 entries.append(following)
             name, value, attributes = struct.unpack("QQ24xi", memory.read(variable, 44))
             if attributes & _EXPORTED and not attributes & (_INVISIBLE | _COMPOUND) and value:
-                found[memory.text(name)] = memory.text(value)
+                key, content = memory.text(name), memory.text(value)
+                size += len(key) + len(content)
+                if size > _MAX_ENVIRONMENT:
+                    return None
+                found[key] = content
         return None
+
+
+def _read(memory: int, size: int, address: int) -> bytes:
+    if address + size >= 1 << 63:
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+    return os.pread(memory, size, address)
 
 
 class _Memory:
@@ -137,13 +165,13 @@ class _Memory:
 
     def fetch(self, start: int, end: int) -> None:
         if end - start <= _MAX_HEAP:
-            self._start, self._block = start, os.pread(self._descriptor, end - start, start)
+            self._start, self._block = start, _read(self._descriptor, end - start, start)
 
     def read(self, address: int, size: int) -> bytes:
         """Raises struct.error if less is there."""
         at = address - self._start
         data = self._block[at : at + size] if 0 <= at <= len(self._block) - size else b""
-        data = data or os.pread(self._descriptor, size, address)
+        data = data or _read(self._descriptor, size, address)
         if len(data) < size:
             raise struct.error("the shell's memory is not as expected")
         return data
@@ -155,5 +183,5 @@ class _Memory:
         at = address - self._start
         if 0 <= at < len(self._block) and (end := self._block.find(b"\0", at)) >= 0:
             return os.fsdecode(self._block[at:end])
-        data = os.pread(self._descriptor, 1 << 17, address)  # the longest variable that can be handed to a program
+        data = _read(self._descriptor, 1 << 17, address)  # the longest variable that can be handed to a program
         return os.fsdecode(data.partition(b"\0")[0])

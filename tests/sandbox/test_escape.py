@@ -4,6 +4,7 @@ import ctypes
 import os
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from minisandbox_ray.sandbox import Bind, Sandbox
 from minisandbox_ray.sandbox.starter import seccomp, syscalls
 
-from .conftest import Factory, guard
+from .conftest import Factory, eventually, guard, is_there
 
 NEED_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what this needs")
 
@@ -376,3 +377,80 @@ def test_control_directory(sandbox: Sandbox) -> None:
     for attack in (f"rm -rf {place}/*", f"echo x > {place}/main", f"mv {place} /tmp/x", f"chmod -R 777 {place}"):
         assert sandbox.run(attack).exit_code != 0
     assert sandbox.run("echo ok").output == "ok\n"
+
+
+STARVING = """
+import ctypes, fcntl, os, select, socket, time
+libc = ctypes.CDLL(None, use_errno=True)
+def descriptors_under_way():
+    kept = []
+    while True:
+        kept.append(pair := socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        pair[0].setblocking(False)
+        for _ in range(5):
+            socket.send_fds(pair[0], [b"x"], [0] * 250)
+def inotify():
+    while libc.inotify_init1(0) >= 0:
+        pass
+def signals():
+    while libc.sigqueue(os.getpid(), 34, ctypes.c_void_p(1)) == 0:
+        pass
+def pipes():
+    for _ in range(1900):
+        os.pipe()
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [34])
+for attack in (descriptors_under_way, inotify, signals, pipes):
+    if os.fork() == 0:
+        try:
+            attack()
+        except OSError:
+            pass
+        open(f"/tmp/{attack.__name__}", "w").close()
+        time.sleep(1000)
+"""
+FEELING = """
+import ctypes, fcntl, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+pair = socket.socketpair()
+socket.send_fds(pair[0], [b"x"], [0])
+assert libc.inotify_init1(0) >= 0
+assert libc.timer_create(1, None, ctypes.byref(ctypes.c_int())) == 0
+assert fcntl.fcntl(os.pipe()[1], 1032) >= 65536  # F_GETPIPE_SZ
+"""
+
+
+@NEED_ROOT
+def test_what_the_kernel_counts_by_user(start: Factory) -> None:
+    """Nobody inside eats it up for another sandbox or for the host; an ordinary user's sandboxes share its account."""
+    other, sandbox = start(), start()
+    guard(sandbox)
+    sandbox.execute(["/usr/bin/python3", "-c", STARVING], cwd="/")
+    names = ("descriptors_under_way", "inotify", "signals", "pipes")
+    assert eventually(lambda: all(is_there(sandbox, f"/tmp/{name}") for name in names))
+    for victim in (other, start()):
+        result = victim.execute(["/usr/bin/python3", "-c", FEELING])
+        assert result.exit_code == 0, result.stderr.decode()
+        victim.open_session("another")
+        assert victim.run("echo ok", session="another").output == "ok\n"
+    subprocess.run([sys.executable, "-c", FEELING], check=True)
+
+
+@NEED_ROOT
+def test_owners_in_a_fork(start: Factory) -> None:
+    """Each sandbox has ids of its own; what belonged to whom is the same in a fork and in what a snapshot brings."""
+    sandbox = start()
+    sandbox.run(
+        "for user in 0 33 70000; do for place in /tmp /testbed; do touch $place/$user; "
+        "chown $user:$user $place/$user; ln -s x $place/l$user; chown -h $user:$user $place/l$user; done; done"
+    )
+    look = "stat -c '%n %u %g' / /tmp /root /testbed /tmp/*[03] /testbed/*[03] /etc/passwd"
+    expected = sandbox.run(look).output
+    assert " 33 33\n" in expected and " 70000 70000\n" in expected and "65534" not in expected
+    child = sandbox.fork()
+    with child, child.fork() as grandchild, sandbox.snapshot() as snapshot:
+        assert child.run("cat /proc/self/uid_map").output != sandbox.run("cat /proc/self/uid_map").output
+        for one in (child, grandchild, Sandbox(sandbox.spec, snapshot=snapshot)):
+            with one:
+                assert one.run(look).output == expected
+                assert one.run("echo x > /tmp/0 && echo x >> /etc/passwd && rm /testbed/33").exit_code == 0

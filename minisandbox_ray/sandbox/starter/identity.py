@@ -1,16 +1,21 @@
 """Who root inside a sandbox is: the user namespaces, from the most to the least separate.
 
 `shifted`: root inside is an id of the host that nobody has; mounts show the host's files as if root inside owned them
-(id-mapped mounts: the kernel's filesystems/idmappings.rst). `same`: root inside has root's id, but no privilege outside
-of its user namespace. `own`: the starter belongs to an ordinary user, whose id root inside has. `none`: there are no
-user namespaces; root inside is root with few capabilities, which is no strict isolation.
+(id-mapped mounts: the kernel's filesystems/idmappings.rst). Each sandbox has ids and a namespace of its own, owned by
+nobody else: what the kernel counts by user (descriptors under way in sockets, pipes, epoll and inotify watches, queued
+signals, message queues) is no way to starve another sandbox or the host. `same`: root inside has root's id, but no
+privilege outside of its user namespace. `own`: the starter belongs to an ordinary user, whose id root inside has.
+`none`: there are no user namespaces; root inside is root with few capabilities, which is no strict isolation.
 """
 
 # ruff: noqa: PTH123
 
 import contextlib
+import dataclasses
 import functools
+import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +23,8 @@ from . import syscalls
 
 Kind = Literal["shifted", "same", "own", "none"]
 _BASE = _COUNT = 1 << 30  # ids that neither people nor /etc/subuid have, and as many as people may have
+_OWN = 1 << 16  # so many of them, from 0 on, are each sandbox's own; all map the others to the same ones
+_next = itertools.count(int.from_bytes(os.urandom(4)))
 
 
 _NO_PROJECTS = "0 0 1"  # anybody inside may write it, but only once
@@ -38,6 +45,13 @@ class Identity:
     @property
     def is_strict(self) -> bool:
         return self.kind != "none"
+
+    def anew(self) -> "Identity":
+        """The same for one more sandbox; its namespace, if it has one, is the caller's to close. Raises OSError."""
+        if self.kind != "shifted":
+            return self if self.namespace is None else dataclasses.replace(self, namespace=os.dup(self.namespace))
+        root = _BASE + next(_next) % (_COUNT // _OWN) * _OWN
+        return dataclasses.replace(self, root=root, namespace=_make_shifted(root))
 
     def enter(self) -> None:
         """Become root inside, with every capability there and none outside. Raises OSError."""
@@ -65,8 +79,7 @@ def find() -> dict[Kind, Identity]:
         return {"own": Identity("own", 0, None)}
     found: dict[Kind, Identity] = {}
     with contextlib.suppress(OSError):  # no idea of such ids in a container of few
-        shift = f"0 {_BASE} {_COUNT}"
-        found["shifted"] = Identity("shifted", _BASE, _make(shift, shift))
+        found["shifted"] = Identity("shifted", _BASE, _make_shifted(_BASE))
     try:
         found["same"] = Identity("same", 0, _make(_unchanged("uid"), _unchanged("gid")))
     except OSError:
@@ -89,14 +102,27 @@ def _unchanged(kind: str) -> str:
         return "\n".join(f"{first} {first} {count}" for first, _, count in map(str.split, file))
 
 
-def _make(users: str, groups: str) -> int:
-    """A new user namespace with these maps; -> its descriptor"""
+def moved(theirs: int, ours: int) -> Callable[[int], int]:
+    """-> what an id of the sandbox whose root is `theirs` is in that whose root is `ours`"""
+    return lambda number: number - theirs + ours if theirs <= number < theirs + _OWN else number
+
+
+def _make_shifted(root: int) -> int:
+    shift = f"0 {root} {_OWN}\n{_OWN} {2 * _BASE} {_COUNT - _OWN}"
+    return _make(shift, shift, owner=root)
+
+
+def _make(users: str, groups: str, owner: int = 0) -> int:
+    """A new user namespace with these maps, on the account of `owner`; -> its descriptor"""
     ready, done = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         code = 0
         try:
             os.close(done[1])
+            if owner:
+                syscalls.create_files_as(owner)  # so that its capabilities stay
+                os.setresuid(owner, owner, owner)
             os.unshare(os.CLONE_NEWUSER)
             os.write(ready[1], b".")
             os.read(done[0], 1)

@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from . import cgroups, confined, etc, first, identity, init, root, seccomp, snapshot, sources, syscalls, wire
 
@@ -52,6 +52,18 @@ def main(descriptor: int) -> None:
     starter.close()
 
 
+class _Process(NamedTuple):
+    """A first process that waits for its plan."""
+
+    socket: socket.socket
+    identity: identity.Identity
+
+    def close(self) -> None:
+        self.socket.close()
+        if self.identity.namespace is not None:
+            os.close(self.identity.namespace)
+
+
 class _Starter:
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -79,7 +91,7 @@ class _Starter:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         gc.disable()
         gc.freeze()
-        self.spare: socket.socket | None = None
+        self.spare: _Process | None = None
         self._refill()
 
     def _usual_kind(self) -> first.Kind:
@@ -87,17 +99,19 @@ class _Starter:
 
     def _refill(self) -> None:
         if self.identities and not self.is_confining:
+        if self.identities:
             self.spare = self._fork(self._usual_kind())
 
-    def _fork(self, kind: first.Kind) -> socket.socket:
-        """A new first process, which prepares itself and waits; -> the socket that takes its plan"""
+    def _fork(self, kind: first.Kind) -> "_Process":
+        """A new first process, which prepares itself and waits."""
+        own = kind.identity.anew()
         ours, theirs = wire.channel()
         name = cgroups.new_name(self.owner)
         if os.fork() == 0:
             ours.close()
-            first.main(theirs, kind, name)
+            first.main(theirs, dataclasses.replace(kind, identity=own), name)
         theirs.close()
-        return ours
+        return _Process(ours, own)
 
     def serve(self, plan: wire.Message, descriptors: list[int]) -> None:
         """Have the plan carried out; what comes of it is told over the first of the descriptors."""
@@ -125,40 +139,42 @@ class _Starter:
                 os.close(descriptor)
 
     def _start(self, plan: wire.Message, descriptors: list[int]) -> None:
+        usual = self._usual_kind()
+        kind = dataclasses.replace(
+            usual,
+            private_network=plan["network"] == "none",
+            hierarchies=self.hierarchies if plan["groups"] else [],
+        )
+        prepared = self.spare if kind == usual else None
+        if prepared:
+            self.spare = None
+        process = prepared or self._fork(kind)
         try:
-            mounts = sources.clone(plan, self._usual_kind().identity)
+            self._send(process, plan, descriptors)
         except sources.UnmappableError:  # and so it will be with what comes from there next
             del self.identities["shifted"]
             if self.spare:
                 self.spare.close()
                 self.spare = None
-            mounts = sources.clone(plan, self._usual_kind().identity)
-        try:
-            usual = self._usual_kind()
-            kind = dataclasses.replace(
-                usual,
-                private_network=plan["network"] == "none",
-                hierarchies=self.hierarchies if plan["groups"] else [],
-            )
-            control, *origin = descriptors
-            message, sent = {**plan, "mounts": len(mounts)}, [control, *mounts, *origin]
-            if self.spare and kind == usual:
-                try:
-                    wire.send(self.spare, message, sent)
-                except OSError:  # somebody killed it
-                    self._send_to_another(kind, message, sent)
-                self.spare.close()
-            else:
-                self._send_to_another(kind, message, sent)
-            if not self.spare or kind == usual:
+            self._start(plan, descriptors)
+        except ConnectionError:  # somebody killed it
+            if not prepared:
+                raise
+            self._start(plan, descriptors)
+        finally:
+            process.close()
+            if not self.spare:
                 self._refill()
+
+    @staticmethod
+    def _send(process: "_Process", plan: wire.Message, descriptors: list[int]) -> None:
+        mounts = sources.clone(plan, process.identity)
+        try:
+            control, *origin = descriptors
+            wire.send(process.socket, {**plan, "mounts": len(mounts)}, [control, *mounts, *origin])
         finally:
             for mount in mounts:
                 os.close(mount)
-
-    def _send_to_another(self, kind: first.Kind, plan: wire.Message, descriptors: list[int]) -> None:
-        with self._fork(kind) as process:
-            wire.send(process, plan, descriptors)
 
     def _confine(self, plan: wire.Message, descriptors: list[int]) -> None:
         if plan["scratch"] not in self.scratches:

@@ -11,13 +11,14 @@ import errno
 import os
 import resource
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import paths, sources, tree
 from . import syscalls as sys
 from .etc import ETC_DIRECTORIES, common_files, etc_files
-from .identity import Identity
+from .identity import Identity, moved
 
 CONTROL_DIRECTORY = "/dev/minisandbox"  # nobody can rename or remove what is in there, as in /run
 _NOTHING_SPECIAL = sys.MS_NOSUID | sys.MS_NODEV
@@ -85,10 +86,10 @@ def complete(
     for number in range(len(lowers)):
         os.mkdir(f"{number}-upper", dir_fd=layers)
     if origin:
-        _copy_origin(origin, [root, layers], plan["since"], len(lowers))
+        _copy_origin(origin, [root, layers], plan["since"], len(lowers), _moved(origin, identity))
     for number, (overlay, below) in enumerate(zip(plan["overlays"], lowers, strict=True)):
         if copies:
-            _copy_view(root, overlay["target"], below, origin, plan["disk_mib"])
+            _copy_view(root, overlay["target"], below, origin, plan["disk_mib"], _moved(origin, identity))
         else:
             _overlay(root, number, overlay["target"], below, identity)
     for bind, source in zip(plan["binds"], binds, strict=True):
@@ -102,12 +103,17 @@ def complete(
     return descriptors, born
 
 
-def _copy_origin(origin: list[int], copies: list[int], since: int, overlays: int) -> None:
+def _moved(origin: list[int], identity: Identity) -> Callable[[int], int]:
+    """The directory of its layers, which nobody inside can reach, belongs to root inside."""
+    return moved(os.fstat(origin[1]).st_uid if origin else identity.root, identity.root)
+
+
+def _copy_origin(origin: list[int], copies: list[int], since: int, overlays: int, moved: Callable[[int], int]) -> None:
     wanted = [[(".", since), ("dev/shm", 0)], [(f"{number}-upper", 0) for number in range(overlays)]]
     for source, copy, places in zip(origin, copies, wanted, strict=True):
         for place, since_ in places:
             here, there = (paths.open_in_root(root, place, _DIRECTORY) for root in (source, copy))
-            tree.copy(here, there, since_)
+            tree.copy(here, there, since_, moved=moved)
             os.close(here)
             os.close(there)
 
@@ -231,14 +237,16 @@ def _overlay_options(identity: Identity) -> str:
     return "userxattr" if identity.kind == "own" else "redirect_dir=on,metacopy=off"
 
 
-def _copy_view(root: int, target: str, lowers: list[int], origin: list[int], disk_mib: int) -> None:
+def _copy_view(
+    root: int, target: str, lowers: list[int], origin: list[int], disk_mib: int, moved: Callable[[int], int]
+) -> None:
     """What an overlay would show, copied into memory, with as much room beside it as the disk limit says."""
     place = paths.make_directories(root, target)
     sys.mount("tmpfs", _by_descriptor(place), "tmpfs", _NOTHING_SPECIAL, "mode=755,size=1t,nr_inodes=1g")
     copy = paths.open_in_root(root, target, _DIRECTORY)
     if origin:
         source = paths.open_in_root(origin[0], target, _DIRECTORY)
-        tree.copy(source, copy)
+        tree.copy(source, copy, moved=moved)
         os.close(source)
     else:
         for lower in lowers[::-1]:

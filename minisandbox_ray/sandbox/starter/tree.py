@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 from . import syscalls
 
@@ -15,14 +16,34 @@ _PIECE = 1 << 30
 _OVERFLOW = 65534  # the kernel's default for ids that are not mapped
 
 
-def copy(source: int, target: int, since: int = 0, *, merge: bool = False, owners: bool = True) -> None:
+def _same(number: int) -> int:
+    return number
+
+
+def copy(
+    source: int,
+    target: int,
+    since: int = 0,
+    *,
+    merge: bool = False,
+    owners: bool = True,
+    moved: Callable[[int], int] = _same,
+) -> None:
     """Make the directory `target` like `source` (descriptors), mount points left alone on both sides.
 
     Files of the source whose change time is before `since` (nanoseconds) are those that the target has already. With
     `merge` the source is laid over the target as an overlay would show it: what only the target has stays, but for
-    what a whiteout hides. Without `owners` all copies belong to who makes them. Raises OSError.
+    what a whiteout hides. Without `owners` all copies belong to who makes them; else `moved` tells what
+    an owner's id becomes. Raises OSError.
     """
-    owner = os.fstat(target) if owners else None
+    new_files = os.fstat(target)
+
+    def owner(status: os.stat_result) -> tuple[int, int] | None:
+        """Whom a copy must be given to. Not nobody whom this user namespace knows: that is denied."""
+        ids = moved(status.st_uid), moved(status.st_gid)
+        is_given = owners and ids != (new_files.st_uid, new_files.st_gid) and _OVERFLOW not in ids
+        return ids if is_given else None
+
     links: dict[int, bytes] = {}  # of files with several names: the first one in the target
     directories = [b""]
     while directories:
@@ -97,7 +118,10 @@ def remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
             raise
 
 
-def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner: os.stat_result | None) -> None:
+_Owner = Callable[[os.stat_result], tuple[int, int] | None]
+
+
+def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner: _Owner) -> None:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFREG:
         _copy_file(here, there, name, owner)
@@ -108,20 +132,12 @@ def _copy_entry(here: int, there: int, name: str, status: os.stat_result, owner:
         os.mknod(name, status.st_mode, status.st_rdev, dir_fd=there)
     else:
         return
-    if _needs_owner(status, owner):
-        os.chown(name, status.st_uid, status.st_gid, dir_fd=there, follow_symlinks=False)
+    if ids := owner(status):
+        os.chown(name, *ids, dir_fd=there, follow_symlinks=False)
     os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=there, follow_symlinks=False)
 
 
-def _needs_owner(status: os.stat_result, owner: os.stat_result | None) -> bool:
-    """Not where it is nobody whom this user namespace knows: nobody can be given files there."""
-    if owner is None:
-        return False
-    ids = status.st_uid, status.st_gid
-    return ids != (owner.st_uid, owner.st_gid) and _OVERFLOW not in ids
-
-
-def _copy_file(here: int, there: int, name: str, owner: os.stat_result | None) -> None:
+def _copy_file(here: int, there: int, name: str, owner: _Owner) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         source = syscalls.openat2(here, name, flags, resolve=_RESOLVE)
@@ -164,11 +180,11 @@ def _copy_content(source: int, target: int, size: int) -> None:
     os.ftruncate(target, size)
 
 
-def _copy_attributes(source: int, target: int, status: os.stat_result, owner: os.stat_result | None) -> None:
+def _copy_attributes(source: int, target: int, status: os.stat_result, owner: _Owner) -> None:
     for name in os.listxattr(source):
         if not name.startswith("security."):  # the host's labels; of no use inside
             os.setxattr(target, name, os.getxattr(source, name))
-    if _needs_owner(status, owner):
-        os.fchown(target, status.st_uid, status.st_gid)
+    if ids := owner(status):
+        os.fchown(target, *ids)
     os.fchmod(target, stat.S_IMODE(status.st_mode))
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
