@@ -99,7 +99,6 @@ class _Starter:
 
     def _refill(self) -> None:
         if self.identities and not self.is_confining:
-        if self.identities:
             self.spare = self._fork(self._usual_kind())
 
     def _fork(self, kind: first.Kind) -> "_Process":
