@@ -152,16 +152,16 @@ def _attempt(
     return "stale" if received else "dead"
 
 
-def take_snapshot(origin: Sequence[int], copied: Sequence[str]) -> list[int]:
+def take_snapshot(origin: Sequence[int], copied: Sequence[str], *, confined: bool) -> list[int]:
     """Copy what the descriptors of `origin` (root, layers) show; -> descriptors of the copies. Raises SandboxError.
 
-    `copied` are the paths of what is a copy itself, not an overlay.
+    `copied` are the paths of what is a copy itself, not an overlay; `confined`: they lie in a private directory.
     """
     control, theirs = wire.channel()
     with control:
         with theirs:
             try:
-                request = {"op": "snapshot", "copied": list(copied), "scratch": scratch()}
+                request = {"op": "snapshot", "copied": list(copied), "scratch": scratch(), "confined": confined}
                 wire.send(_get().socket, request, [theirs.fileno(), *origin])
             except OSError:
                 pass  # seen by the next line

@@ -36,6 +36,7 @@ def make_plan(spec: SandboxSpec) -> dict[str, Any]:
         "group_settings": settings(limits),
         "wall_seconds": limits.wall_seconds,
         "isolation": spec.isolation,
+        "confined": False,
         "scratch": scratch(),
         "groups": True,
         "copies": False,

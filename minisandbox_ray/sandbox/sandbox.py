@@ -342,9 +342,8 @@ class Sandbox:
         """
         with self._in_use():
             states = self._session_states()
-            descriptors = launcher.take_snapshot(
-                self._written, [overlay.target for overlay in self.spec.overlays if self._has_copies]
-            )
+            copied = [overlay.target for overlay in self.spec.overlays if self._has_copies]
+            descriptors = launcher.take_snapshot(self._written, copied, confined=self.is_confined)
             return Snapshot(self.spec, descriptors, states)
 
     def restore(self, snapshot: Snapshot) -> None:

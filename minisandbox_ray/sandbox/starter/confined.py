@@ -19,6 +19,7 @@ gives EXDEV, after which mv copies.
 import _thread
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import resource
@@ -48,14 +49,19 @@ _LARGEST_TEXT = 1 << 20  # bytes
 _LOOK_SECONDS, _LOOK_SHARE = 2.0, 0.02  # between two looks at the disk, and of one processor for them
 
 
+@functools.cache
 def is_needed() -> bool:
-    """Whether this machine gives this process no mount namespace; tried out by a forked child."""
+    """Whether this machine gives this process no namespaces, or no /proc for them; tried out by forked children."""
     told, tell = os.pipe2(os.O_CLOEXEC)
     if os.fork() == 0:
         try:
-            os.unshare(os.CLONE_NEWNS | os.CLONE_NEWPID)
-            syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
-            os.write(tell, b"no")
+            os.unshare(os.CLONE_NEWPID)
+            if os.fork() == 0:
+                os.unshare(os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS)
+                syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
+                syscalls.mount("tmpfs", "/tmp", "tmpfs")
+                syscalls.mount("proc", "/tmp", "proc")
+                os.write(tell, b"no")
         finally:
             os._exit(0)
     os.close(tell)

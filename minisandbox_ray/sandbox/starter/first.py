@@ -20,6 +20,7 @@ from .identity import Identity
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service: what package managers and tests need
 _CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10}
 _NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP  # and pid, net, user
+ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
@@ -56,6 +57,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         groups = cgroups.make(kind.hierarchies, name)
         directories = cgroups.open_all(groups)
         _prepare(kind)
+    except PermissionError as error:
+        failure = f"this machine gives no namespaces ({error.strerror}): {ADVICE}"
     except Exception as error:
         failure = str(error) or type(error).__name__
     received = wire.receive(orders)

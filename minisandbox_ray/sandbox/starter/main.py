@@ -20,8 +20,6 @@ from typing import NamedTuple, NoReturn
 
 from . import cgroups, confined, etc, first, identity, init, root, seccomp, snapshot, sources, syscalls, wire
 
-_ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
-
 
 def main(descriptor: int) -> None:
     """Serve the owner at the other end of this socket until it is gone."""
@@ -80,7 +78,6 @@ class _Starter:
         if os.geteuid() == 0 and "own" not in self.identities:
             syscalls.set_dumpable(False)
         self.copies = bool(self.identities) and not root.can_overlay(next(iter(self.identities.values())))
-        self.is_confining = not any(each.is_strict for each in self.identities.values()) and confined.is_needed()
         self.keepers: dict[int, tuple[int, str]] = {}  # by pidfd: (pid, private directory)
         self.scratches: set[str] = set()
         self.poller = select.poll()
@@ -98,7 +95,7 @@ class _Starter:
         return first.Kind(next(iter(self.identities.values())), True, self.hierarchies, self.filter, self.copies)
 
     def _refill(self) -> None:
-        if self.identities and not self.is_confining:
+        if self.identities:
             self.spare = self._fork(self._usual_kind())
 
     def _fork(self, kind: first.Kind) -> "_Process":
@@ -115,17 +112,17 @@ class _Starter:
     def serve(self, plan: wire.Message, descriptors: list[int]) -> None:
         """Have the plan carried out; what comes of it is told over the first of the descriptors."""
         try:
-            if self.is_confining and plan.get("isolation") != "strict":
+            if plan["confined"] or (plan.get("isolation") == "best-effort" and confined.is_needed()):
                 self._confine(plan, descriptors)
                 return
             if not self.identities:
-                raise OSError(f"{self.failure}: {_ADVICE}")
+                raise OSError(f"{self.failure}: {first.ADVICE}")
             if plan["op"] == "snapshot":
                 if os.fork() == 0:
                     self._take_snapshot(plan, descriptors)
                 return
             if plan["isolation"] == "strict" and not self._usual_kind().identity.is_strict:
-                raise OSError(f"root gets no user namespaces here: {_ADVICE}")
+                raise OSError(f"root gets no user namespaces here: {first.ADVICE}")
             self._start(plan, descriptors)
         except sources.StaleError:
             with socket.socket(fileno=os.dup(descriptors[0])) as control:
