@@ -48,6 +48,9 @@ def decide(program: bytes, architecture: int, number: int, *arguments: int) -> i
         if code == 0x20:
             (accumulator,) = struct.unpack_from("<I", data, value)
             continue
+        if code == 0x54:
+            accumulator &= value
+            continue
         holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
         at += on_true if holds else on_false
 
@@ -72,3 +75,30 @@ def test_decisions(machine: str) -> None:
     assert decide(program, own ^ 1, numbers["read"]) == KILL
     if machine == "x86_64":
         assert decide(program, own, 0x40000000 | numbers["mount"]) == ENOSYS  # x32
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_decisions_without_namespaces(machine: str) -> None:
+    numbers, own, other_family = NUMBERS[machine], ARCHITECTURES[machine], 0x50000 | errno.EAFNOSUPPORT
+    closed, with_network = (seccomp.build_shared_filter(machine, network=network) for network in (False, True))
+    for program in (closed, with_network):
+        assert decide(program, own, numbers["read"]) == ALLOW
+        assert decide(program, own, numbers["socket"], 1, 1) == other_family
+        assert decide(program, own, numbers["socketpair"], 1, 0x80001) == ALLOW
+        assert decide(program, own, numbers["socketpair"], 1, 0x80002) == EPERM  # SOCK_DGRAM | SOCK_CLOEXEC
+        assert decide(program, own, numbers["ioctl"], 3, 0x5401) == ALLOW
+        assert decide(program, own, numbers["ioctl"], 3, 0x40086602) == EPERM
+        limits = seccomp._PRLIMIT[machine == "aarch64"]
+        assert decide(program, own, limits, 0, 7, 1 << 32) == ALLOW
+        assert decide(program, own, limits, 77, 7, 0) == ALLOW
+        assert decide(program, own, limits, 77, 7, 1 << 32) == decide(program, own, limits, 77, 7, 8) == EPERM
+        shared = seccomp._SHARED["shmget"][machine == "aarch64"]
+        assert decide(program, own, shared) == ENOSYS
+    for family in (2, 10, 16):
+        assert decide(closed, own, numbers["socket"], family) == other_family
+        assert decide(with_network, own, numbers["socket"], family) == ALLOW
+    for truncates, decision in ((True, ALLOW), (False, EPERM)):
+        program = seccomp.build_listener_filter(machine, truncates=truncates)
+        assert decide(program, own, seccomp._TRUNCATE[machine == "aarch64"]) == decision
+        assert decide(program, own, numbers["read"]) == ALLOW
+        assert decide(program, own, seccomp.ON_BEHALF["fchmodat"][machine == "aarch64"] or 0) == 0x7FC00000
