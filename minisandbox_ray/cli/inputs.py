@@ -1,7 +1,9 @@
 """What the verbs take: task files, EnvSpec files, training configurations."""
 
+import argparse
 import difflib
 from pathlib import Path
+from typing import get_args
 
 import yaml
 from pydantic import ValidationError
@@ -9,13 +11,24 @@ from rich.console import Console
 
 from minisandbox_ray.environments import EnvSpec, Manifest, NodeStore, build_environment, cache_root
 from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.sandbox import Isolation
 from minisandbox_ray.tasks import Task, load_tasks, require_environments
 from minisandbox_ray.tasks.quickstart import make_quickstart
 
 
-def archives_and_store() -> tuple[Path, NodeStore]:
+def add_isolation(parser: argparse.ArgumentParser) -> None:
+    """For verbs that start sandboxes."""
+    parser.add_argument(
+        "--isolation",
+        choices=get_args(Isolation),
+        default="strict",
+        help="strict (default): fail where this machine cannot isolate sandboxes; best-effort: do what it can",
+    )
+
+
+def archives_and_store(isolation: Isolation = "strict") -> tuple[Path, NodeStore]:
     """This machine's archives and node store, in the cache directory."""
-    return cache_root() / "archives", NodeStore(cache_root() / "store")
+    return cache_root() / "archives", NodeStore(cache_root() / "store", isolation=isolation)
 
 
 def read_spec(path: Path) -> EnvSpec:
@@ -33,14 +46,14 @@ def read_spec(path: Path) -> EnvSpec:
         raise ConfigError(f"{path} is not an EnvSpec: {field}: {first['msg']}") from error
 
 
-def build_spec(spec: EnvSpec) -> Manifest:
+def build_spec(spec: EnvSpec, isolation: Isolation) -> Manifest:
     """Build the environment unless its archive exists, with a spinner on stderr."""
-    archives, store = archives_and_store()
+    archives, store = archives_and_store(isolation)
     with Console(stderr=True).status("building the environment"):
         return build_environment(spec, archives, store)
 
 
-def read_tasks(name: str) -> list[Task]:
+def read_tasks(name: str, isolation: Isolation = "strict") -> list[Task]:
     """Tasks from a JSON lines file, or those of a training configuration (YAML), which are made where they are not."""
     path = Path(name)
     if path.suffix not in {".yaml", ".yml"}:
@@ -51,7 +64,7 @@ def read_tasks(name: str) -> list[Task]:
     source = load_config([f"config={path}"]).tasks
     if isinstance(source, Path):
         return load_tasks(source)
-    archives, store = archives_and_store()
+    archives, store = archives_and_store(isolation)
     with task_progress() as report:
         return make_quickstart(source, archives, store, report).tasks
 

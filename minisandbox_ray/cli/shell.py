@@ -12,7 +12,7 @@ import tty
 from collections.abc import Iterator
 from pathlib import Path
 
-from minisandbox_ray.cli.inputs import archives_and_store, build_spec, find_task, read_spec
+from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, find_task, read_spec
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec, Terminal, check_supported
 
 _CHUNK = 65536
@@ -21,6 +21,7 @@ _LONGEST_COMMAND = 24 * 3600  # seconds
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A task's sandbox, an environment's, or (neither) one with the host's programs alone."""
+    add_isolation(parser)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--task", metavar="TASK", help="instance id of a task made before, or TASKS.jsonl:ID")
     place.add_argument("--env", metavar="SPEC", type=Path, help="YAML file with the fields of EnvSpec")
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The exit status of the command, or of the terminal's bash."""
-    check_supported()
+    check_supported(arguments.isolation)
     with _sandbox(arguments) as sandbox:
         is_interactive = arguments.command is None
         argv = ["bash"] if is_interactive else ["bash", "-c", arguments.command]
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _sandbox(arguments: argparse.Namespace) -> Iterator[Sandbox]:
-    archives, store = archives_and_store()
+    archives, store = archives_and_store(arguments.isolation)
     if arguments.task is not None:
         task = find_task(arguments.task)
         with store.use(task.environment, archives) as environment:
@@ -52,11 +53,11 @@ def _sandbox(arguments: argparse.Namespace) -> Iterator[Sandbox]:
             with Sandbox(environment.sandbox_spec(layer=layer)) as sandbox:
                 yield sandbox
     elif arguments.env:
-        manifest = build_spec(read_spec(arguments.env))
+        manifest = build_spec(read_spec(arguments.env), arguments.isolation)
         with store.use(manifest.digest, archives) as environment, Sandbox(environment.sandbox_spec()) as sandbox:
             yield sandbox
     else:
-        with Sandbox(SandboxSpec()) as sandbox:
+        with Sandbox(SandboxSpec(isolation=arguments.isolation)) as sandbox:
             yield sandbox
 
 

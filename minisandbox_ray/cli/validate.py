@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from minisandbox_ray.cli.inputs import read_tasks
+from minisandbox_ray.cli.inputs import add_isolation, read_tasks
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import require_environments
 
@@ -14,6 +14,7 @@ from minisandbox_ray.tasks import require_environments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``TASKS`` is a JSON lines file of tasks, or a training configuration whose tasks are made where they are not."""
     parser.add_argument("tasks", metavar="TASKS", help="tasks.jsonl, or a training configuration (YAML)")
+    add_isolation(parser)
     parser.add_argument("--address", help="Ray cluster to run on; default: RAY_ADDRESS, else a local one")
 
 
@@ -22,11 +23,11 @@ def run(arguments: argparse.Namespace) -> int:
     from minisandbox_ray.cluster import ClusterConfig, connect
     from minisandbox_ray.rollout import EpisodePool, validate_tasks
 
-    tasks = read_tasks(arguments.tasks)
+    tasks = read_tasks(arguments.tasks, arguments.isolation)
     if not tasks:
         raise ConfigError(f"{arguments.tasks} holds no tasks")
     require_environments(tasks)
-    cluster = ClusterConfig(address=arguments.address)
+    cluster = ClusterConfig(address=arguments.address, isolation=arguments.isolation)
     console = Console(stderr=True)
     with connect(cluster), EpisodePool(cluster) as pool, Progress(console=console, transient=True) as progress:
         bar = progress.add_task("validating", total=len(tasks))

@@ -4,6 +4,8 @@ import math
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from minisandbox_ray.sandbox import Isolation
+
 # A worker is one Python process; beyond this many sandboxes their threads wait for each other.
 SANDBOXES_PER_WORKER = 16
 
@@ -22,6 +24,9 @@ class ClusterConfig(BaseModel):
     """Sandboxes that one worker hosts at a time; None: two per cpu of the node, over its workers."""
     lease_seconds: float = Field(default=7200, gt=0)
     """A sandbox that is held longer than this is taken back, so that a client that forgot it costs no slot."""
+    isolation: Isolation = "strict"
+    """``strict``: nodes that cannot isolate sandboxes fail; ``best-effort``: they do what they can (``doctor`` says
+    what that is)."""
     store_gib: float = Field(default=64, gt=0)
     """GiB that the unpacked environments of one node may take; those not in use are evicted beyond it."""
 

@@ -38,7 +38,11 @@ class Pool:
     def __init__(self, config: ClusterConfig, host: Callable[..., Any], archives: Path) -> None:
         self._config = config
         self._host = host
-        self._context = HostContext(archives=Path(archives).absolute(), store_bytes=int(config.store_gib * (1 << 30)))
+        self._context = HostContext(
+            archives=Path(archives).absolute(),
+            store_bytes=int(config.store_gib * (1 << 30)),
+            isolation=config.isolation,
+        )
         self._ledger = Ledger()
         self._lock = threading.RLock()
         self._workers: dict[str, Worker] = {}

@@ -1,13 +1,12 @@
 """Unpacking an environment's archive on a node, as a Ray task that waits for the node's unpack slots."""
 
 import math
-from pathlib import Path
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, Node
-from minisandbox_ray.cluster.worker import HostContext, Missing, node_store
+from minisandbox_ray.cluster.worker import HostContext, Missing
 from minisandbox_ray.errors import MiniSandboxError
 
 BYTES_PER_SLOT = 512 << 20
@@ -19,9 +18,9 @@ def slots_for(unpacked_bytes: int, node: Node) -> int:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _materialise(environment: str, archives: Path, store_bytes: int) -> MiniSandboxError | None:
+def _materialise(environment: str, context: HostContext) -> MiniSandboxError | None:
     try:
-        node_store(store_bytes).materialise(environment, archives)
+        context.store.materialise(environment, context.archives)
     except MiniSandboxError as error:
         return error
     return None
@@ -33,4 +32,4 @@ def start_unpacking(missing: Missing, node: Node, context: HostContext) -> "ray.
         resources={UNPACK_SLOTS: slots_for(missing.unpacked_bytes, node)},
         scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
     )
-    return task.remote(missing.environment, context.archives, context.store_bytes)
+    return task.remote(missing.environment, context)

@@ -15,6 +15,7 @@ from minisandbox_ray.errors import ClusterError, MiniSandboxError
 
 if TYPE_CHECKING:
     from minisandbox_ray.environments import NodeStore
+    from minisandbox_ray.sandbox import Isolation
 
 WATCH_SECONDS = 5.0
 
@@ -27,6 +28,8 @@ class HostContext:
     """Where environment archives lie; the same path on every node."""
     store_bytes: int
     """Bytes that the node store may take."""
+    isolation: "Isolation" = "strict"
+    """Of the node's sandboxes."""
 
     def unpacked_bytes(self, environment: str) -> int:
         """Size of an environment once unpacked. Raises ArchiveError when its manifest is missing or bad."""
@@ -37,14 +40,14 @@ class HostContext:
     @cached_property
     def store(self) -> "NodeStore":
         """The store of this node's unpacked environments, shared by its workers."""
-        return node_store(self.store_bytes)
+        return node_store(self.store_bytes, self.isolation)
 
 
-def node_store(budget_bytes: int) -> "NodeStore":
+def node_store(budget_bytes: int, isolation: "Isolation" = "strict") -> "NodeStore":
     """The store of the node that this process runs on."""
     from minisandbox_ray.environments import NodeStore, cache_root
 
-    return NodeStore(cache_root() / "store", budget_bytes)
+    return NodeStore(cache_root() / "store", budget_bytes, isolation)
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class SandboxWorker:
 
     ``host(context, **options)`` makes the object. It has a ``close()`` that may be called from another thread while a
     method runs, and makes that method return or raise; ``ended`` (False where missing) tells that it needs its
-    sandbox no more. A MiniSandboxError that a method raises is returned in the Reply. ``host.prepare()``, where there
-    is one, is called once before the worker takes leases: what it raises keeps the pool from starting.
+    sandbox no more. A MiniSandboxError that a method raises is returned in the Reply. ``host.prepare(context)``, where
+    there is one, is called once before the worker takes leases: what it raises keeps the pool from starting.
     """
 
     def __init__(self, host: Callable[..., Any], context: HostContext) -> None:
@@ -99,7 +102,7 @@ class SandboxWorker:
         self._stopping = threading.Event()
         atexit.register(self.close)
         if hasattr(host, "prepare"):
-            host.prepare()
+            host.prepare(context)
 
     def call(self, lease_id: int, opening: Opening | None, method: str, args: tuple, kwargs: dict) -> Reply | Missing:
         """Call a method of the lease's object, which is made first where ``opening`` is given."""

@@ -177,7 +177,13 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log)
         **spec.variables,
     }
     box_spec = SandboxSpec(
-        binds=binds + pip.binds, env=env, network="host", hostname="build", cwd="/testbed", limits=LIMITS
+        binds=binds + pip.binds,
+        env=env,
+        network="host",
+        hostname="build",
+        cwd="/testbed",
+        isolation=store.isolation,
+        limits=LIMITS,
     )
     with Sandbox(box_spec) as box:
         build = _Build(spec, digest, box, pip, log, [])

@@ -31,7 +31,7 @@ from minisandbox_ray.environments.interpreters import (
 from minisandbox_ray.environments.layer import make_layer, write_layer_size
 from minisandbox_ray.environments.spec import BaseSystem, InterpreterId, content_hash
 from minisandbox_ray.errors import ArchiveError, BuildError
-from minisandbox_ray.sandbox import Bind, Limits, Overlay, SandboxSpec
+from minisandbox_ray.sandbox import Bind, Isolation, Limits, Overlay, SandboxSpec
 
 DEFAULT_BUDGET = 20 << 30
 """Bytes that unpacked environments may take on a node (20 GiB)."""
@@ -46,6 +46,8 @@ class Environment:
     """Its directory in the store."""
     interpreter: Path | None
     """The interpreter's copy in the store; none if the venv runs on a Python under /usr."""
+    isolation: Isolation = "strict"
+    """What its sandboxes ask for; the store's."""
 
     @property
     def digest(self) -> str:
@@ -78,6 +80,7 @@ class Environment:
             binds=[Bind(source=self.interpreter, target=inside_prefix(version))] if self.interpreter else [],
             env={"VIRTUAL_ENV": "/venv", **self.manifest.spec.variables},
             network=network,
+            isolation=self.isolation,
             limits=limits or Limits(),
         )
 
@@ -97,9 +100,12 @@ class StoredEnvironment:
 class NodeStore:
     """This node's environments; any number of processes and threads may share one root."""
 
-    def __init__(self, root: Path, budget_bytes: int = DEFAULT_BUDGET) -> None:
-        """`budget_bytes` bounds environments and layers; interpreters (some 60 MB each) come on top."""
-        self.root = root.absolute()
+    def __init__(self, root: Path, budget_bytes: int = DEFAULT_BUDGET, isolation: Isolation = "strict") -> None:
+        """`budget_bytes` bounds environments and layers; interpreters (some 60 MB each) come on top.
+
+        `isolation` is that of the sandboxes in which environments are built and used (see SandboxSpec).
+        """
+        self.root, self.isolation = root.absolute(), isolation
         self.budget_bytes = budget_bytes
         self._environments = self.root / "environments"
         self._interpreters = self.root / "interpreters"
@@ -237,7 +243,7 @@ class NodeStore:
                     self._unpack(read_manifest(archives, digest), archives)
         root = self._environments / digest
         manifest = Manifest.model_validate_json((root / "manifest.json").read_bytes())
-        return Environment(manifest, root, self._interpreter_of(manifest))
+        return Environment(manifest, root, self._interpreter_of(manifest), self.isolation)
 
     def _unpack(self, manifest: Manifest, archives: Path) -> None:
         here = BaseSystem.here()

@@ -68,9 +68,9 @@ class Episode:
         self._turns = 0
 
     @staticmethod
-    def prepare() -> None:
+    def prepare(context: HostContext) -> None:
         """Start a sandbox, and with it this process's starter while the process is small. Raises SandboxError."""
-        Sandbox(SandboxSpec()).close()
+        Sandbox(SandboxSpec(isolation=context.isolation)).close()
 
     def reset(self, task: Task, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Start the task's sandbox; the observation is its problem statement. An episode is reset once.

@@ -10,7 +10,7 @@ from .diff import DiffTooLargeError
 from .interaction import Interaction, InteractionTimeoutError, Match, ProgramEndedError
 from .sandbox import Sandbox, WallTimeError, check_supported
 from .session import BrokenSandboxError, SessionBusyError
-from .spec import Bind, CommandResult, ExecResult, Limits, Overlay, SandboxSpec
+from .spec import Bind, CommandResult, ExecResult, Isolation, Limits, Overlay, SandboxSpec
 from .terminal import Terminal
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "ExecResult",
     "Interaction",
     "InteractionTimeoutError",
+    "Isolation",
     "Limits",
     "Match",
     "Overlay",

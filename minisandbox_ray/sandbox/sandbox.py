@@ -21,9 +21,9 @@ from . import files, launcher, program
 from .disposal import dispose
 from .interaction import Interaction
 from .plan import make_plan
-from .session import OnOutput, Session, Step, check_name, check_size
+from .session import OnOutput, Session, SessionBusyError, Step, check_name, check_size
 from .snapshot import Origin, SessionState, Snapshot
-from .spec import DEFAULT_ENV, CommandResult, ExecResult, LimitName, Limits, SandboxSpec
+from .spec import DEFAULT_ENV, CommandResult, ExecResult, Isolation, LimitName, Limits, SandboxSpec
 from .starter import paths, wire
 from .terminal import Terminal
 from .times import seconds
@@ -59,9 +59,9 @@ class Sandbox:
         self.spec = spec
         self._env = {**DEFAULT_ENV, **spec.env}
         self._state = threading.Condition()
-        self._users = 0  # calls that are under way; guarded by _state, as _closed is
-        self._closed = False
-        self._closing = threading.Lock()
+        self._users: list[int] = []  # the threads of calls that are under way; guarded by _state, as _closed is
+        self._closed = self._to_close = False
+        self._closing = threading.RLock()  # a signal handler may close in the middle of that
         self._sessions: dict[str, Session] = {}
         self._sessions_lock, self._diff_lock = threading.Lock(), threading.Lock()
         self._fresh: Sandbox | None = None  # while a diff is made
@@ -352,6 +352,8 @@ class Sandbox:
         Everything that runs is ended; a call that is under way in another thread gets a SandboxError.
         """
         origin = _origin(snapshot, self.spec)
+        if self._is_user():
+            raise SessionBusyError("the sandbox was asked for a restore in the middle of a call of this thread")
         with self._closing:
             with self._state:
                 if self._closed:
@@ -388,7 +390,15 @@ class Sandbox:
         return not self._closed and self._is_running()
 
     def close(self) -> None:
-        """End everything inside, at once; nothing is left. Idempotent."""
+        """End everything inside, at once; nothing is left. Idempotent.
+
+        In the middle of a call of the same thread (an output callback, a signal handler) that call does the rest.
+        """
+        with self._state:
+            if self._is_user():
+                self._to_close = True
+                self._kill()
+                return
         with self._closing:
             self._end()
 
@@ -398,18 +408,12 @@ class Sandbox:
             if self._closed:
                 return
             self._closed = True
+        self._kill()
         poller = select.poll()
         poller.register(self._handle, select.POLLIN)
-        if self._directory:  # to be removed by its first process
-            self._control.shutdown(socket.SHUT_RDWR)
-            poller.poll(_CLOSE_SECONDS * 1000)
-        if self._is_running():
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         poller.poll(_CLOSE_SECONDS * 1000)
-        if fresh := self._fresh:
-            fresh.close()
         with self._state:  # calls that were under way have seen the end by now
-            self._state.wait_for(lambda: self._users == 0)
+            self._state.wait_for(lambda: not self._users)
         for session in self._sessions.values():
             session.close()
         self._control.close()
@@ -417,6 +421,22 @@ class Sandbox:
             self._first[1].close()
         os.close(self._handle)
         dispose(self._descriptors.values(), self._groups)
+
+    def _kill(self) -> None:
+        if self._directory:  # to be removed by its first process
+            with contextlib.suppress(OSError):  # shut down before
+                self._control.shutdown(socket.SHUT_RDWR)
+            poller = select.poll()
+            poller.register(self._handle, select.POLLIN)
+            poller.poll(_CLOSE_SECONDS * 1000)
+        if self._is_running():
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        if fresh := self._fresh:
+            fresh.close()
+
+    def _is_user(self) -> bool:
+        """Whether a call of this thread is under way."""
+        return threading.get_ident() in self._users
 
     def __enter__(self) -> Self:
         return self
@@ -454,11 +474,11 @@ class Sandbox:
         Raises SandboxError if the sandbox is closed, WallTimeError (unless `late`) if its time is up.
         """
         with self._state:
-            if self._closed:
+            if self._closed or self._to_close:
                 raise SandboxError("the sandbox is closed")
             if not late:
                 self._check_time()
-            self._users += 1
+            self._users.append(threading.get_ident())
         try:
             yield
         except SandboxError:
@@ -466,8 +486,10 @@ class Sandbox:
             raise
         finally:
             with self._state:
-                self._users -= 1
+                self._users.remove(threading.get_ident())
                 self._state.notify_all()
+            if self._to_close and not self._is_user():
+                self.close()
 
     def _check_time(self) -> None:
         if self._seconds_left() <= 0:
@@ -560,11 +582,11 @@ def _plan(spec: SandboxSpec) -> dict[str, Any]:
         raise SandboxError(f"the sandbox did not start: {error.filename}: {error.strerror}") from None
 
 
-def check_supported() -> None:
+def check_supported(isolation: Isolation = "strict") -> None:
     """Start a sandbox for real. Raises SandboxError with what this machine lacks, in one line."""
     if platform.system() != "Linux":
         raise SandboxError(f"sandboxes need Linux, this is {platform.system()}")
-    with Sandbox(SandboxSpec()) as sandbox:
+    with Sandbox(SandboxSpec(isolation=isolation)) as sandbox:
         result = sandbox.run("true", timeout=30)
     if result.exit_code != 0:
         raise SandboxError(f"a sandbox started, but `true` gave {result.exit_code} in it: {result.output.strip()}")

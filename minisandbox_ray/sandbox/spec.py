@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 StoppedBy = Literal["timeout", "idle_timeout", "interrupt"]
+Isolation = Literal["strict", "best-effort"]
 LimitName = Literal["wall_time", "memory", "pids", "disk", "cpu", "output"]
 
 
@@ -78,7 +79,7 @@ class SandboxSpec(_Model):
     """The host name inside."""
     cwd: str = "/testbed"
     """Where the session and one-shot programs start."""
-    isolation: Literal["strict", "best-effort"] = "strict"
+    isolation: Isolation = "strict"
     """`strict`: no sandbox where the machine cannot isolate it. `best-effort`: with what there is; doctor says what.
 
     Where there are no namespaces, paths are others inside: /testbed is a private directory's `root/testbed`. Only

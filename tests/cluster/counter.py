@@ -46,7 +46,7 @@ class Unprepared:
     """Finds out that its node cannot host it."""
 
     @staticmethod
-    def prepare() -> None:
+    def prepare(context: HostContext) -> None:
         raise SandboxError("no sandbox on this machine")
 
 

@@ -147,7 +147,8 @@ def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
                 "policy=null and skyrl.trainer.policy.model.path"
             )
         return load_tasks(config.tasks), []
-    archives, store = config.archives or cache_root() / "archives", NodeStore(cache_root() / "store")
+    archives = config.archives or cache_root() / "archives"
+    store = NodeStore(cache_root() / "store", isolation=config.cluster.isolation)
     with task_progress() as report:
         quickstart = make_quickstart(config.tasks, archives, store, report)
     return quickstart.tasks, quickstart.commands
