@@ -87,7 +87,12 @@ def settings(limits: Limits) -> dict[str, dict[str, dict[str, str]]]:
     quota = max(1000, round((limits.cpus or 0) * _PERIOD))  # the kernel's least
     return {
         "memory": {
-            "1": {"memory.limit_in_bytes": str(memory), "memory.memsw.limit_in_bytes": str(memory + swap)},
+            "1": {
+                "memory.limit_in_bytes": str(memory),
+                "memory.memsw.limit_in_bytes": str(memory + swap),
+                # buffers of sockets, which version 1 counts apart; all sandboxes and the host share what there may be
+                "memory.kmem.tcp.limit_in_bytes": str(memory // 8),
+            },
             "2": {"memory.max": str(memory), "memory.swap.max": str(swap)},
         },
         "pids": {version: {"pids.max": str(limits.pids)} for version in ("1", "2")},

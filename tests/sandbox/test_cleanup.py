@@ -97,6 +97,38 @@ def test_close_ends_a_running_command(start: Factory) -> None:
     assert "gone" in str(raised[0])
 
 
+def test_close_in_the_middle_of_a_call_of_the_same_thread(start: Factory) -> None:
+    """By an output callback, and by a signal handler; the call then does the rest."""
+    before = descriptors()
+    for call in (
+        lambda sandbox: sandbox.run("echo a; sleep 1000", on_output=lambda _: sandbox.close()),
+        lambda sandbox: sandbox.execute(["sh", "-c", "echo a; sleep 1000"], on_output=lambda *_: sandbox.close()),
+        lambda sandbox: sandbox.run("sleep 1000"),
+    ):
+        sandbox = start()
+        previous = signal.signal(signal.SIGALRM, lambda *_: sandbox.close())  # noqa: B023
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        try:
+            with pytest.raises(SandboxError, match="gone"):
+                call(sandbox)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert not sandbox.is_alive
+        with pytest.raises(SandboxError, match="closed"):
+            sandbox.run("true")
+    assert eventually(lambda: in_use(os.getpid()) == 0)
+    assert eventually(lambda: descriptors() <= before + 1)  # the drain thread's, made once
+
+
+def test_restore_in_the_middle_of_a_call_of_the_same_thread(start: Factory) -> None:
+    sandbox = start()
+    with sandbox.snapshot() as snapshot:
+        with pytest.raises(SandboxError, match="middle"):
+            sandbox.run("echo a", on_output=lambda _: sandbox.restore(snapshot))
+        assert sandbox.run("echo ok").output == "ok\n"
+
+
 def test_close_ends_a_running_diff(start: Factory) -> None:
     sandbox = start()
     sandbox.run("for i in $(seq 200); do head -c 200000 /dev/urandom > new$i; done")

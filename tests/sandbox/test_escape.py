@@ -454,3 +454,92 @@ def test_owners_in_a_fork(start: Factory) -> None:
             with one:
                 assert one.run(look).output == expected
                 assert one.run("echo x > /tmp/0 && echo x >> /etc/passwd && rm /testbed/33").exit_code == 0
+
+
+def test_terminals_eaten_up(start: Factory) -> None:
+    """The machine has few thousand for all sandboxes; one that took all of its own still gets shells."""
+    sandbox = start()
+    guard(sandbox)
+    code = "import os, time\ntry:\n while True: os.open('/dev/ptmx', 2)\nexcept OSError: open('/tmp/full', 'w')\n"
+    sandbox.execute(["/bin/sh", "-c", f'setsid /usr/bin/python3 -c "{code}\ntime.sleep(1000)" >/tmp/log 2>&1 &'])
+    assert eventually(lambda: is_there(sandbox, "/tmp/full"))
+    count = sandbox.execute(["sh", "-c", "ls /dev/pts | wc -l"]).stdout
+    assert 2 < int(count) < 100
+    sandbox.open_session("another")
+    assert sandbox.run("echo ok", session="another").output == "ok\n"
+
+
+def test_descriptors_that_nobody_receives(start: Factory) -> None:
+    """So many are under way that the first process may send no more: a shell is started all the same."""
+    sandbox = start(open_files=256)
+    guard(sandbox)
+    sandbox.execute(["/usr/bin/python3", "-c", STARVING], cwd="/")
+    assert eventually(lambda: is_there(sandbox, "/tmp/descriptors_under_way"))
+    sandbox.open_session("another")
+    assert sandbox.run("echo ok", session="another").output == "ok\n"
+
+
+def test_kernel_memory_that_outlives_processes(sandbox: Sandbox) -> None:
+    """No killing would free it: message queues, semaphores, empty files in /dev/shm."""
+    code = """
+queues = sets = files = 0
+while libc.msgget(0, 0o1600) >= 0:
+    queues += 1
+while libc.semget(0, 250, 0o1600) >= 0:
+    sets += 1
+try:
+    while True:
+        os.close(os.open(f"/dev/shm/{files}", os.O_CREAT))
+        files += 1
+except OSError:
+    print(queues <= 64, sets <= 64, files <= 16384)
+"""
+    assert python(sandbox, code) == "True True True"
+
+
+@pytest.mark.parametrize("symbol", ["export_env", "shell_variables"])
+def test_memory_of_a_shell_that_was_written_to(sandbox: Sandbox, symbol: str) -> None:
+    """What the host reads there may be anything."""
+    code = f"""
+import os, re, struct, sys
+def symbol(name):
+    data = open("/bin/bash", "rb").read()
+    at, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, at + 64 * number) for number in range(count)]
+    for section in [section for section in sections if section[1] == 11]:
+        strings = sections[section[6]][4]
+        for offset in range(section[4], section[4] + section[5], 24):
+            where, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", data, offset)
+            if data[strings + where :].startswith(name + b"\\0"):
+                return value
+shell = os.getppid()
+with open(f"/proc/{{shell}}/maps") as maps, open(f"/proc/{{shell}}/mem", "r+b", buffering=0) as memory:
+    memory.seek(int(maps.readline().split("-")[0], 16) + symbol(b"{symbol}"))
+    memory.write(struct.pack("Q", int(sys.argv[1], 0)))
+"""
+    sandbox.write_file("/tmp/poke.py", code.encode())
+    for address in ("0xf000000000000000", "0x7fffffffffffffff", "0xfff", "0"):
+        sandbox.run(f"/usr/bin/python3 /tmp/poke.py {address}")
+        sandbox.fork().close()
+        sandbox.run("true")
+    sandbox.close_session("main")
+    assert sandbox.run("echo ok").output == "ok\n"
+
+
+@pytest.mark.parametrize("sections", [(0, 60_000, 20 << 20), (999, 2, 2400), (1, 3, 1 << 62)])
+def test_shell_that_became_a_hostile_program(sandbox: Sandbox, sections: tuple[int, int, int]) -> None:
+    """It reads commands as a shell would, and its symbol tables are endless or lead nowhere."""
+    link, count, size = sections
+    code = f"""
+import struct
+data = bytearray(open("/usr/bin/cat", "rb").read())
+struct.pack_into("<Q", data, 40, len(data)); struct.pack_into("<H", data, 60, {count})
+data += struct.pack("<IIQQQQIIQQ", 0, 11, 0, 0, 0, {size}, {link}, 0, 0, 0) * {count} + bytes(25 << 20)
+open("/tmp/hostile", "wb").write(data)
+"""
+    python(sandbox, code)
+    sandbox.run("chmod +x /tmp/hostile")
+    become = "for f in /proc/$$/fd/*; do case $(readlink $f) in pipe*) exec 7<$f;; esac; done; exec /tmp/hostile <&7"
+    sandbox.open_session("hostile")
+    sandbox.run(become, session="hostile", timeout=5)
+    assert sandbox.run("echo ok", session="hostile", timeout=5).output == "ok\n"

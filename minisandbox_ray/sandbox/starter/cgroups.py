@@ -150,7 +150,8 @@ def make(places: list[Hierarchy], name: str) -> dict[str, tuple[str, int]]:
     return made
 
 
-_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")  # swap is not accounted on every kernel
+# swap and sockets are not accounted on every kernel
+_OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")
 
 
 def open_all(made: Mapping[str, tuple[str, int]]) -> dict[str, int]:

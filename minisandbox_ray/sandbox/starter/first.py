@@ -3,8 +3,6 @@
 That may be long before the plan is there, so that most of a start is done when somebody asks for it.
 """
 
-# ruff: noqa: PTH123
-
 import fcntl
 import os
 import resource
@@ -12,6 +10,7 @@ import signal
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from . import cgroups, init, root, syscalls, watchdog, wire
@@ -21,6 +20,8 @@ from .identity import Identity
 _CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 10}
 _NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWCGROUP  # and pid, net, user
 ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
+# what the owner may perhaps: run before all others; and what the kernel counts together with others of the same user
+_LEAST = {resource.RLIMIT_RTPRIO: 0, resource.RLIMIT_NICE: 0, resource.RLIMIT_SIGPENDING: 4096}
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
@@ -78,6 +79,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         socket.sethostname(plan["hostname"])
         kind.identity.enter()
         watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
+        for number, most in _LEAST.items():
+            watchdog.lower_limit(number, most)
         watch = watchdog.start(plan, groups, counts_processes=kind.identity.namespace is None)
         if watch:
             shown["hits"] = watch.descriptor
@@ -128,12 +131,17 @@ def keep_only(control: socket.socket) -> None:
 
 
 def _avoid_out_of_memory_killer() -> None:
-    """The sandbox outlives its processes. Where that is not permitted, its shells offer themselves first."""
+    """The sandbox outlives its processes. Where that is not permitted, its shells offer themselves first.
+
+    By oom_adj (-17 is -1000), because what a privileged process writes to oom_score_adj is also the least that all of
+    its descendants may write there themselves.
+    """
+    usual = Path("/proc/self/oom_score_adj").read_text()
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("-1000")
-    except PermissionError:  # no CAP_SYS_RESOURCE
-        pass
+        Path("/proc/self/oom_score_adj").write_text("500")
+        Path("/proc/self/oom_adj").write_text("-17")
+    except OSError:  # no CAP_SYS_RESOURCE, or no such file any more
+        Path("/proc/self/oom_score_adj").write_text(usual)
 
 
 def _raise_loopback() -> None:

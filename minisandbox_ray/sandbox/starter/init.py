@@ -130,18 +130,34 @@ class Init:
             os.close(os.open(message["cwd"], os.O_PATH | os.O_DIRECTORY))
         for path, target in self.links.items():
             _restore_link(path, target)
-        master, slave = _open_terminal(self.terminals, *message["size"])
-        modes.reset(slave)  # now: a shell goes back to what it found whenever a program dies by a signal
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-        os.write(writer, _SET_UP)
-        pid = self._fork(lambda: self._spawn_shell(message, slave, reader), evict=True)
-        os.close(reader)
-        # the slave stays open so that the master never hangs up early; the master tells the foreground group
-        child = Child(pid, channel, (slave, master))
-        self._hand_over(child, [master, writer, handle := os.pidfd_open(pid)])
-        os.close(writer)
-        os.close(handle)
+        for _ in range(100):
+            try:
+                return self._begin_shell(message, channel)
+            except OSError as error:  # eaten up by what is inside, which must not keep its own shells from starting
+                if error.errno not in (errno.ENOSPC, errno.ETOOMANYREFS):
+                    raise
+            self._evict()
+        return self._begin_shell(message, channel)
+
+    def _begin_shell(self, message: dict[str, Any], channel: socket.socket) -> Child:
+        with contextlib.ExitStack() as undo:
+            master, slave = _open_terminal(self.terminals, *message["size"])
+            undo.callback(os.close, master)
+            undo.callback(os.close, slave)
+            modes.reset(slave)  # now: a shell goes back to what it found whenever a program dies by a signal
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            with open(reader, "rb"), open(writer, "wb"):
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+                os.write(writer, _SET_UP)
+                pid = self._fork(lambda: self._spawn_shell(message, slave, reader), evict=True)
+                # the slave stays open so that the master never hangs up early; the master tells the foreground group
+                child = Child(pid, channel, (slave, master))
+                handle = os.pidfd_open(pid)
+                try:
+                    self._hand_over(child, [master, writer, handle])
+                finally:
+                    os.close(handle)
+            undo.pop_all()
         return child
 
     def _spawn_shell(self, message: dict[str, Any], slave: int, script: int) -> int:
@@ -163,8 +179,10 @@ class Init:
     def _hand_over(child: Child, descriptors: list[int]) -> None:
         try:
             wire.send(child.channel, {"pid": child.pid}, descriptors)
-        except OSError:  # nobody waits for it any more
+        except OSError as error:  # nobody waits for it any more
             kill(child.pid, signal.SIGKILL)
+            if error.errno == errno.ETOOMANYREFS:  # descriptors that somebody inside has sent, and nobody received
+                raise
 
     def _program(self, message: dict[str, Any], channel: socket.socket, descriptors: list[int]) -> Child:
         pid = self._fork(lambda: fork_to(lambda: _run(message, descriptors)), evict=False)
@@ -180,10 +198,14 @@ class Init:
                     self.watch.hit("pids")
                 if not evict:
                     raise
-            watchdog.kill_everything()
-            self._reap()
-            time.sleep(0.01)
+            self._evict()
         return fork()
+
+    def _evict(self) -> None:
+        """End everything inside."""
+        watchdog.kill_everything()
+        self._reap()
+        time.sleep(0.01)
 
     def _reap(self) -> None:
         while True:

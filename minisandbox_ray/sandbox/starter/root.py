@@ -32,6 +32,7 @@ _PROC_MASKED_MORE = ("timer_list", "latency_stats", "cmdline", "config.gz", "int
 _PROC_HIDDEN = ("acpi", "asound", "scsi")
 _CONTROL_MIB, _SHARED_MEMORY_MIB = 64, 64
 _TTY_GROUP = 5
+_TERMINALS = 64  # all sandboxes together have what kernel.pty.max leaves, 3072 by default
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILES_PER_MIB = 256  # of the disk limit; an empty file costs about a KiB of kernel memory
 
@@ -77,7 +78,8 @@ def complete(
     binds = list(pending)
     inodes = 4096 + plan["disk_mib"] * _FILES_PER_MIB
     sys.mount(None, "/", None, sys.MS_REMOUNT | _NOTHING_SPECIAL, f"size={plan['disk_mib']}m,nr_inodes={inodes}")
-    sys.mount(None, "/dev/shm", None, sys.MS_REMOUNT | _NOTHING_SPECIAL, f"size={plan['shared_memory_mib']}m")
+    shared = f"size={plan['shared_memory_mib']}m,nr_inodes={plan['shared_memory_mib'] * _FILES_PER_MIB}"
+    sys.mount(None, "/dev/shm", None, sys.MS_REMOUNT | _NOTHING_SPECIAL, shared)
     for path, content in etc_files(plan).items():
         _create(f"/etc/{path}", content)
     root, layers = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), _hidden["layers"]
@@ -205,9 +207,9 @@ def _devices(identity: Identity) -> None:
     os.mkdir("/dev/pts")
     os.mkdir("/dev/shm")
     group = "" if identity.kind == "own" else f",gid={identity.root + _TTY_GROUP}"
-    options = f"newinstance,ptmxmode=0666,mode=620{group}"
+    options = f"newinstance,ptmxmode=0666,mode=620,max={_TERMINALS}{group}"
     sys.mount("devpts", "/dev/pts", "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, options)
-    sys.mount("tmpfs", "/dev/shm", "tmpfs", _NOTHING_SPECIAL, "mode=1777,size=1m")
+    sys.mount("tmpfs", "/dev/shm", "tmpfs", _NOTHING_SPECIAL, f"mode=1777,size=1m,nr_inodes={_FILES_PER_MIB}")
     os.symlink("pts/ptmx", "/dev/ptmx")
     for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
@@ -299,7 +301,10 @@ def _bind(root: int, mount: int, target: str) -> None:
 def _proc(private_network: bool) -> None:
     sys.mount("proc", "/proc", "proc", _NOTHING_SPECIAL | sys.MS_NOEXEC)
     with contextlib.suppress(PermissionError):  # ordinary users may not, before Linux 5.19
-        _write("/proc/sys/kernel/shmall", _pages(_SHARED_MEMORY_MIB))  # segments outlive processes, as files do
+        # what outlives processes, as files do, but counts as no file: segments, semaphores, message queues of 16 KiB
+        _write("/proc/sys/kernel/shmall", _pages(_SHARED_MEMORY_MIB))
+        _write("/proc/sys/kernel/sem", "1024 8192 500 256")
+        _write("/proc/sys/kernel/msgmni", "64")
     if private_network:  # it belongs to the user namespace around: no capability inside says who may take low ports
         with contextlib.suppress(OSError):
             _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
