@@ -5,31 +5,38 @@ What is new belongs to root inside, whoever that is outside.
 
 # ruff: noqa: PTH208
 
+import contextlib
 import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from .starter import paths
+from .starter import paths, syscalls, tree
 
 _FLAGS = os.O_NONBLOCK | os.O_NOCTTY
 _PIECE = 1 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_MOST_DIRECTORIES = 10_000  # that wait to be copied, each with two descriptors
+_BELOW = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
+_DEEPEST = 16_000  # bytes of a path: a directory is walked to from the top
 
 
-def _check(root: int, descriptor: int, path: str) -> os.stat_result:
+def _device_of_processes(root: int) -> int | None:
     """The host may read what nobody inside may, of processes: /proc is not for this interface."""
-    status, own = os.fstat(descriptor), os.fstat(root).st_dev
     try:
         proc = paths.open_in_root(root, "/proc", os.O_PATH)
     except FileNotFoundError:  # a sandbox without namespaces
-        proc = os.dup(root)
+        return None
     try:
-        is_process_file = status.st_dev == os.fstat(proc).st_dev != own
+        device = os.fstat(proc).st_dev
+        return None if device == os.fstat(root).st_dev else device
     finally:
         os.close(proc)
+
+
+def _check(root: int, descriptor: int, path: str) -> os.stat_result:
+    status = os.fstat(descriptor)
+    is_process_file = status.st_dev == _device_of_processes(root)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(status.st_mode) or is_process_file:
@@ -165,7 +172,7 @@ def download(root: int, source: str, target: Path, max_bytes: int) -> None:
     """Copy a file, or a directory with all below it, out of the sandbox: regular files and directories.
 
     Links are copied where they stand below it, as links, and never followed; programs stay executable. `max_bytes` in
-    all.
+    all. Nothing of processes is copied.
     """
     _check_path(source)
     try:
@@ -173,18 +180,36 @@ def download(root: int, source: str, target: Path, max_bytes: int) -> None:
     except NotADirectoryError:
         _download_file(_open(root, source), None, target, max_bytes)
         return
-    target.mkdir(parents=True, exist_ok=True)
-    left, pending = max_bytes, [(top, os.open(target, _DIRECTORY | os.O_NOFOLLOW))]
+    processes = _device_of_processes(root)
+    copy = -1
     try:
-        while pending:
-            here, there = pending.pop()
+        if os.fstat(top).st_dev == processes:
+            raise OSError(errno.EINVAL, "not a directory of files", source)
+        target.mkdir(parents=True, exist_ok=True)
+        copy = os.open(target, _DIRECTORY | os.O_NOFOLLOW)
+        left, pending = max_bytes, [b""]
+        while pending:  # by path: a descriptor for each would let whoever made them use up all that the host has
+            directory = pending.pop()
+            if len(directory) > _DEEPEST:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), source)
+            here = tree.open_directory(top, directory, resolve=_BELOW)
+            if here < 0:
+                continue
+            there = tree.open_directory(copy, directory, resolve=_BELOW)
             try:
+                if there < 0:
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
                 for name in os.listdir(here):
-                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    try:
+                        status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if status.st_dev == processes:
+                        continue
                     if stat.S_ISDIR(status.st_mode):
-                        if len(pending) > _MOST_DIRECTORIES:
-                            raise OSError(errno.EMFILE, "too many directories", source)
-                        pending.append(_enter(here, there, name))
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(name, 0o755, dir_fd=there)
+                        pending.append(directory + b"/" + os.fsencode(name) if directory else os.fsencode(name))
                     elif stat.S_ISLNK(status.st_mode):
                         _replace(there, name)
                         os.symlink(os.readlink(name, dir_fd=here), name, dir_fd=there)
@@ -193,24 +218,12 @@ def download(root: int, source: str, target: Path, max_bytes: int) -> None:
                         left -= _download_file(descriptor, there, Path(name), left)
             finally:
                 os.close(here)
-                os.close(there)
+                if there >= 0:
+                    os.close(there)
     finally:
-        for pair in pending:
-            for descriptor in pair:
-                os.close(descriptor)
-
-
-def _enter(here: int, there: int, name: str) -> tuple[int, int]:
-    inner = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
-    try:
-        try:
-            os.mkdir(name, 0o755, dir_fd=there)
-        except FileExistsError:
-            pass
-        return inner, os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=there)
-    except BaseException:
-        os.close(inner)
-        raise
+        os.close(top)
+        if copy >= 0:
+            os.close(copy)
 
 
 def _replace(directory: int, name: str) -> None:

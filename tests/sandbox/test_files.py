@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -197,3 +198,20 @@ def test_upload_follows_no_link_out(sandbox: Sandbox, tmp_path: Path) -> None:
     with contextlib.suppress(OSError):
         sandbox.upload(tmp_path / "source", "/tmp/t")
     assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_download_of_many_directories_and_of_processes(start: Factory, tmp_path: Path) -> None:
+    """Neither takes the host's descriptors, nor tells what of processes the host alone may read."""
+    sandbox = start()
+    sandbox.run("mkdir -p /tmp/d/{1..3000}; ln -s /proc/1 /tmp/results; ln -s /etc/passwd /tmp/d/7/link")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 100, hard))
+    try:
+        sandbox.download("/tmp/d", tmp_path / "d")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list((tmp_path / "d").iterdir())) == 3000
+    for source in ("/proc/1", "/proc/1/task", "/tmp/results", "/proc"):
+        with pytest.raises(OSError, match="not a directory of files"):
+            sandbox.download(source, tmp_path / "processes")
+    assert not (tmp_path / "processes").exists()

@@ -166,3 +166,18 @@ def test_restore_ends_what_runs(start: Factory) -> None:
         thread.join(30)
         assert raised
         assert sandbox.run("ls /tmp").output == ""
+
+
+def test_of_a_tree_that_no_path_reaches(start: Factory) -> None:
+    """Deeper than the kernel takes paths: neither a reason to fail, nor to take long."""
+    sandbox = start()
+    code = "import os\nfor _ in range(2000):\n os.mkdir('d' * 20); os.chdir('d' * 20)\nopen('file', 'w').close()"
+    for place in ("/tmp", "/testbed"):
+        result = sandbox.execute(["/usr/bin/python3", "-c", code], cwd=place)
+        assert result.exit_code == 0, result.stderr
+    sandbox.run("cd /tmp; for i in $(seq 100); do cd dddddddddddddddddddd; done; echo x > here; ln here there")
+    place = "/tmp/" + "dddddddddddddddddddd/" * 100
+    with sandbox.fork() as child, sandbox.snapshot() as snapshot, Sandbox(sandbox.spec, snapshot=snapshot) as other:
+        for copy in (child, other):
+            assert copy.run(f"cat {place}/here; stat -c %h {place}/there").output == "x\n2\n"
+    assert sandbox.diff() == ""

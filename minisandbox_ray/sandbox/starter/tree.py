@@ -13,6 +13,8 @@ from . import syscalls
 # whoever wrote the source may be writing still, and mounts on either side are no part of it
 _RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_XDEV
 _PIECE = 1 << 30
+_LONGEST_PATH = 4000  # bytes, for one system call
+_DEEPEST = 4 * _LONGEST_PATH  # what lies deeper would take the time of a walk to it for each directory
 _OVERFLOW = 65534  # the kernel's default for ids that are not mapped
 
 
@@ -33,8 +35,8 @@ def copy(
 
     Files of the source whose change time is before `since` (nanoseconds) are those that the target has already. With
     `merge` the source is laid over the target as an overlay would show it: what only the target has stays, but for
-    what a whiteout hides. Without `owners` all copies belong to who makes them; else `moved` tells what
-    an owner's id becomes. Raises OSError.
+    what a whiteout hides. Without `owners` all copies belong to who makes them; else `moved` tells what an owner's id
+    becomes. What lies below a path of 16,000 bytes is left out. Raises OSError.
     """
     new_files = os.fstat(target)
 
@@ -48,7 +50,7 @@ def copy(
     directories = [b""]
     while directories:
         directory = directories.pop()
-        here, there = _open_directory(source, directory), _open_directory(target, directory)
+        here, there = open_directory(source, directory), open_directory(target, directory)
         try:
             if here < 0 or there < 0:
                 continue
@@ -69,7 +71,8 @@ def copy(
                     elif not stat.S_ISDIR(os.stat(name, dir_fd=there, follow_symlinks=False).st_mode):
                         remove(there, name)
                         os.mkdir(name, 0o700, dir_fd=there)
-                    directories.append(path)
+                    if len(path) <= _DEEPEST:
+                        directories.append(path)
                 elif status.st_ctime_ns >= since or name not in present:
                     if name in present:
                         remove(there, name)
@@ -77,7 +80,8 @@ def copy(
                         os.link(links[status.st_ino], name, src_dir_fd=target, dst_dir_fd=there, follow_symlinks=False)
                         continue
                     _copy_entry(here, there, name, status, owner)
-                    links[status.st_ino] = path
+                    if len(path) <= _LONGEST_PATH:
+                        links[status.st_ino] = path
             _copy_attributes(here, there, os.fstat(here), owner)
         finally:
             for descriptor in (here, there):
@@ -85,14 +89,23 @@ def copy(
                     os.close(descriptor)
 
 
-def _open_directory(root: int, path: bytes) -> int:
-    """-1 for a mount point, and for what is no directory any more."""
-    try:
-        return syscalls.openat2(root, path or b".", os.O_RDONLY | os.O_DIRECTORY, resolve=_RESOLVE)
-    except OSError as error:
-        if error.errno in {errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
-            return -1
-        raise
+def open_directory(root: int, path: bytes, *, resolve: int = _RESOLVE) -> int:
+    """`path` may be of any length. -> -1 for a mount point, and for what is no directory any more"""
+    rest, here = path or b".", root
+    while rest:
+        piece = rest if len(rest) <= _LONGEST_PATH else rest[: rest.rindex(b"/", 0, _LONGEST_PATH)]
+        rest = rest[len(piece) + 1 :]
+        try:
+            inner = syscalls.openat2(here, piece, os.O_RDONLY | os.O_DIRECTORY, resolve=resolve)
+        except OSError as error:
+            if error.errno in {errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+                return -1
+            raise
+        finally:
+            if here != root:
+                os.close(here)
+        here = inner
+    return here
 
 
 def remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
@@ -100,7 +113,7 @@ def remove(directory: int, name: str, *, missing_ok: bool = False) -> None:
     try:
         os.unlink(name, dir_fd=directory)
     except IsADirectoryError:
-        inner = _open_directory(directory, os.fsencode(name))
+        inner = open_directory(directory, os.fsencode(name))
         if inner < 0:
             return
         try:
