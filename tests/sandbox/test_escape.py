@@ -155,6 +155,40 @@ def test_files_of_root_outside_cannot_be_written(start: Factory, tmp_path: Path)
     assert sandbox.run("stat -c %u /data/file").output == "4321\n"
 
 
+def test_set_user_id_in_a_writable_bind(start: Factory, tmp_path: Path) -> None:
+    """A program of root's that makes root of whoever starts it outside."""
+    tmp_path.chmod(0o755)
+    sandbox = start(spec={"binds": [Bind(source=tmp_path, target="/data", writable=True)]})
+    guard(sandbox)
+    code = """
+os.chdir("/data")
+os.umask(0)
+open("f", "w").close()
+directory = os.open(".", os.O_RDONLY)
+file = os.open("f", os.O_RDWR)
+os.chmod("f", 0o755)
+os.close(os.open("plain", os.O_CREAT, 0o755))
+for bits in (0o4755, 0o2755, 0o6777):
+    for call in (
+        lambda: os.chmod("f", bits), lambda: os.fchmod(file, bits), lambda: os.chmod("f", bits, dir_fd=directory),
+        lambda: os.open(f"a{bits}", os.O_CREAT | os.O_WRONLY, bits), lambda: os.mknod(f"b{bits}", bits | 0o100000),
+        lambda: os.open(f"c{bits}", os.O_CREAT | os.O_EXCL, bits, dir_fd=directory),
+        lambda: os.open(".", os.O_TMPFILE | os.O_RDWR, bits),
+    ):
+        assert attempt(call) == 1, bits
+    if os.uname().machine == "x86_64":
+        assert [syscall(85, b"d", bits), syscall(90, b"f", bits), syscall(268, -100, b"f", bits)] == [1, 1, 1]
+    assert syscall(452, -100, b"f", bits, 0) == 1
+    how = (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, bits, 0)
+    assert syscall(437, -100, b"e", how, 24) == 38
+print(attempt(os.chmod, "f", 0o1777), attempt(os.open, "f", os.O_RDWR, 0o4755) > 0)
+"""
+    assert python(sandbox, code) == "None True"
+    assert all(not path.stat().st_mode & 0o6000 for path in tmp_path.iterdir())
+    assert (tmp_path / "plain").stat().st_mode & 0o777 == 0o755
+    assert start().run("touch /tmp/f && chmod 4755 /tmp/f").exit_code == 0
+
+
 def test_signals_to_outside(sandbox: Sandbox) -> None:
     with subprocess.Popen(["sleep", "100"]) as victim:
         sandbox.run(f"kill -9 {victim.pid}; kill -9 -{victim.pid}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from . import cgroups, init, root, syscalls, watchdog, wire
+from . import cgroups, init, root, seccomp, syscalls, watchdog, wire
 from .identity import Identity
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service: what package managers and tests need
@@ -86,6 +86,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
             shown["hits"] = watch.descriptor
         if not kind.private_network:
             syscalls.leave_abstract_sockets()
+        if any(bind["writable"] for bind in plan["binds"]):
+            syscalls.install_seccomp_filter(seccomp.build_set_id_filter(syscalls.MACHINE))
         _drop_privileges(kind.seccomp_filter)
         message = {"groups": groups, "descriptors": list(shown), "born": born, "copies": copies}
         wire.send(control, message, [os.pidfd_open(os.getpid()), *shown.values()])
