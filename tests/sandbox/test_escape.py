@@ -231,6 +231,28 @@ os.kill(pid, 9)
     assert python(sandbox, code) == "-1"
 
 
+def test_tracer_that_hides_an_end(sandbox: Sandbox) -> None:
+    """It never waits for what it traces, which so looks as if it did not end."""
+    code = """
+victim, ready = int(sys.argv[1]), os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    os.write(ready[1], b"%d" % (libc.ptrace(0x4206, victim, 0, 0) == 0))  # PTRACE_SEIZE
+    for descriptor in (0, 1, 2, *ready):
+        os.close(descriptor)
+    while True:
+        os.read(os.pipe()[0], 1)
+assert os.read(ready[0], 1) == b"1"
+"""
+    sandbox.write_file("/tmp/trace.py", f"import ctypes, os, sys\nlibc = ctypes.CDLL(None)\n{code}".encode())
+    result = sandbox.execute(["sh", "-c", "/usr/bin/python3 /tmp/trace.py $$ && sleep 1000"], cwd="/", timeout=1)
+    assert result.timed_out
+    result = sandbox.execute(["sh", "-c", "/usr/bin/python3 /tmp/trace.py $$ && exit 3"], cwd="/", timeout=2)
+    assert result.timed_out
+    assert sandbox.run("/usr/bin/python3 /tmp/trace.py $$ && kill -9 $$; sleep 1000", timeout=1).timed_out
+    assert sandbox.run("echo ok").output == "ok\n"
+
+
 def test_terminals(sandbox: Sandbox) -> None:
     """Only those of the sandbox exist, and nobody types into one or makes one its own by force."""
     assert sandbox.run("ls /dev/pts").output.split() == ["0", "ptmx"]

@@ -234,14 +234,17 @@ class Init:
             self._forget(child)
             if not child.held:
                 kill(-child.pid, signal.SIGKILL)
-            kill(child.pid, signal.SIGKILL)
+            kill_for_good(child.pid)
             return
         message, _ = received
         if child.held:
             kill_foreground(child, message["signal"], message["since"], message["shell"])
         else:
             kill(-child.pid, message["signal"])
-            kill(child.pid, message["signal"])
+            if message["signal"] == signal.SIGKILL:
+                kill_for_good(child.pid)
+            else:
+                kill(child.pid, message["signal"])
         try:
             wire.send(child.channel, {"signalled": True})
         except OSError:
@@ -386,6 +389,18 @@ def kill(pid: int, number: int) -> None:
         pass
 
 
+def kill_for_good(pid: int) -> None:
+    """The end of what is traced is told to its tracer alone until that has ended, too (ptrace(2))."""
+    kill(pid, signal.SIGKILL)
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            tracer = next(int(line.split()[1]) for line in file if line.startswith("TracerPid:"))
+    except (OSError, StopIteration):
+        return
+    if tracer > 1:
+        kill(tracer, signal.SIGKILL)
+
+
 def kill_foreground(child: Child, number: int, since: int, shell: bool) -> None:
     """Signal what a shell is running.
 
@@ -417,4 +432,4 @@ def kill_foreground(child: Child, number: int, since: int, shell: bool) -> None:
             if parent == pid and start >= since:
                 kill(-its_group if its_group != pid else int(name), number)
     if shell:
-        kill(pid, signal.SIGKILL)
+        kill_for_good(pid)
