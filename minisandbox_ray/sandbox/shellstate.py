@@ -20,12 +20,13 @@ _MAX_SECTIONS, _MAX_SYMBOLS = 100, 20_000
 _USUAL_VARIABLES, _MAX_VARIABLES, _MAX_ENVIRONMENT = 64, 4096, 1 << 20
 
 
+_AT_ENTRY = 9  # getauxval(3)
 _MAX_KNOWN = 100
-_known: dict[tuple[int, int, int], tuple[bool, dict[bytes, int]]] = {}
+_known: dict[tuple[int, int, int], tuple[int, dict[bytes, int]]] = {}
 
 
-def _symbols(program: str) -> tuple[bool, dict[bytes, int]]:
-    """(whether addresses are relative to where the program is loaded, {symbol: address})"""
+def _symbols(program: str) -> tuple[int, dict[bytes, int]]:
+    """(where the program is entered, {symbol: address}), before it is moved to where it is loaded"""
     status = os.stat(program)
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns)
     if identity not in _known:
@@ -34,16 +35,16 @@ def _symbols(program: str) -> tuple[bool, dict[bytes, int]]:
         try:
             _known[identity] = _read_symbols(program)
         except (struct.error, IndexError):
-            _known[identity] = False, {}
+            _known[identity] = 0, {}
     return _known[identity]
 
 
-def _read_symbols(path: str) -> tuple[bool, dict[bytes, int]]:
+def _read_symbols(path: str) -> tuple[int, dict[bytes, int]]:
     """None are found in a static build, in one for 32 bits, and in what is no program at all."""
     with Path(path).open("rb") as file:
         data = file.read(_MAX_PROGRAM)
     if data[:5] != b"\x7fELF\x02":
-        return False, {}
+        return 0, {}
     sections_at, count = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 60)[0]
     sections = [
         struct.unpack_from("<IIQQQQIIQQ", data, sections_at + 64 * number)
@@ -58,29 +59,38 @@ def _read_symbols(path: str) -> tuple[bool, dict[bytes, int]]:
             if text in _SYMBOLS:
                 found[text] = value
     if len(found) != len(_SYMBOLS):
-        return False, {}
-    return struct.unpack_from("<H", data, 16)[0] == 3, found  # ET_DYN
+        return 0, {}
+    return struct.unpack_from("<Q", data, 24)[0], found
+
+
+def _entry(pid: int) -> int:
+    """Where the process entered its program. Its lowest mapping tells less: libraries come first without a limit on
+    the stack."""
+    auxiliary = os.open(f"/proc/{pid}/auxv", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.read(auxiliary, 4096)
+    finally:
+        os.close(auxiliary)
+    for name, value in struct.iter_unpack("QQ", data[: len(data) // 16 * 16]):
+        if name == _AT_ENTRY:
+            return value
+    raise ProcessLookupError(f"process {pid} is ending")
 
 
 class ShellState:
     """Raises OSError or struct.error when the shell is gone or has become another program."""
 
     def __init__(self, pid: int) -> None:
-        relative, symbols = _symbols(f"/proc/{pid}/exe")
-        base = 0
-        if relative:
-            maps = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                first = os.read(maps, 100).split(b"-")[0]
-                if not first:
-                    raise ProcessLookupError(f"process {pid} is ending")
-                base = int(first, 16)
-            finally:
-                os.close(maps)
+        entry, symbols = _symbols(f"/proc/{pid}/exe")
+        base = _entry(pid) - entry if symbols else 0
         self.is_readable = bool(symbols)
         """Otherwise nothing else here may be used."""
         self._exit_code, self._environment, self._variables = (base + symbols.get(name, 0) for name in _SYMBOLS)
-        self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):  # to everybody, where yama's ptrace_scope is 3
+            self._memory = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self.is_readable = False
 
     def close(self) -> None:
         os.close(self._memory)

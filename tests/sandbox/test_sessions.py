@@ -1,6 +1,10 @@
 """Several sessions, limits on time, interruption, streaming: what `run` takes beside the command."""
 
+import errno
 import os
+import resource
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -319,6 +323,50 @@ def test_a_bash_that_tells_nothing(start: Factory) -> None:
     assert sandbox.run("cd /tmp; sleep 100", timeout=1).timed_out
     assert sandbox.run("exit 3").restarted
     assert sandbox.run("pwd").output == "/tmp\n"
+
+
+@pytest.mark.parametrize("refused", [("syscall",), ("mem",), ("syscall", "mem")])
+def test_a_kernel_that_shows_less_of_a_process(
+    start: Factory, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
+) -> None:
+    """User-mode Linux has no /proc/PID/syscall; yama's ptrace_scope 3 refuses both to everybody."""
+    open_really = os.open
+
+    def open_there(path: str, flags: int, mode: int = 0o777, **how: int) -> int:
+        if str(path).startswith("/proc/") and str(path).rpartition("/")[2] in refused:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        return open_really(path, flags, mode, **how)
+
+    monkeypatch.setattr(os, "open", open_there)
+    sandbox = start()
+    for code in (0, 7, 255):
+        assert sandbox.run(f"(exit {code})").exit_code == code
+        assert sandbox.run("echo $?").output == f"{code}\n"
+    assert sandbox.run("sleep 1; (sleep 0.3; echo late) & cd /tmp; wait; echo $(sleep 0.3)end").output.endswith("end\n")
+    assert sandbox.run("cd /tmp; sleep 100", timeout=1).timed_out
+    assert sandbox.run("read line < <(sleep 0.5; echo a); echo $line").output == "a\n"
+    assert sandbox.run("exit 3").restarted
+    assert sandbox.run("pwd").output == "/tmp\n"
+
+
+def test_an_owner_without_limit_on_its_stack(repository: Path) -> None:
+    """The kernel then lays memory out from the bottom, as with the sysctl vm.legacy_va_layout."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if hard != resource.RLIM_INFINITY:
+        pytest.skip(f"the stack is limited to {hard} bytes")
+    script = f"""
+from minisandbox_ray.sandbox import Overlay, Sandbox, SandboxSpec
+with Sandbox(SandboxSpec(overlays=[Overlay(target="/testbed", lower=[{str(repository)!r}])])) as sandbox:
+    result = sandbox.run("export A=1; /bin/true; (exit 7)")
+    with sandbox.fork() as fork:
+        print(result.exit_code, result.restarted, fork.run("echo $A").output)
+"""
+    resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
+    try:
+        done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+    assert done.stdout == "7 False 1\n\n", done.stderr
 
 
 def test_a_fork_has_what_was_exported_last(sandbox: Sandbox) -> None:
