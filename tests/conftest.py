@@ -6,6 +6,9 @@ import tempfile
 
 import pytest
 
+from minisandbox_ray.errors import SandboxError
+from minisandbox_ray.sandbox import check_supported
+
 _DIRECTORY = pytest.StashKey[str]()
 
 
@@ -17,3 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_DIRECTORY], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def sandboxes() -> None:
+    """For tests that start sandboxes: skips them, with the reason, where that is not possible."""
+    try:
+        check_supported()
+    except SandboxError as error:
+        pytest.skip(str(error))

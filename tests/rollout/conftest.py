@@ -7,9 +7,8 @@ import pytest
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, connect
 from minisandbox_ray.environments import EnvSpec, NodeStore, Source, build_environment, cache_root
-from minisandbox_ray.errors import BuildError, SandboxError
+from minisandbox_ray.errors import BuildError
 from minisandbox_ray.rollout import EpisodePool
-from minisandbox_ray.sandbox import check_supported
 from minisandbox_ray.tasks import Task
 
 PATCH = """\
@@ -38,11 +37,7 @@ def test_add():
 
 
 @pytest.fixture(scope="package")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    try:
-        check_supported()
-    except SandboxError as error:
-        pytest.skip(str(error))
+def cache(sandboxes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     wheels = cache_root() / "wheels"
     root = tmp_path_factory.mktemp("cache")
     if wheels.is_dir():
