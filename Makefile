@@ -1,6 +1,6 @@
 # Both start from nothing: they find Python, create .venv, install, and run. A second run installs nothing.
 #   make train [ARGS="seed=1 key=value …"]     trains the quickstart
-#   make test                                   ruff, mypy and all tests
+#   make test                                   ruff, mypy and all tests; by root, those of sandboxes also as nobody
 
 .PHONY: train test lint clean
 
@@ -10,6 +10,7 @@ train:
 
 test: lint
 	@.venv/bin/python -m pytest $(ARGS)
+	@if [ "$$(id -u)" = 0 ]; then .venv/bin/python -m tests.ordinary_user $(or $(ARGS),tests/sandbox); fi
 
 lint:
 	@./setup.sh dev
