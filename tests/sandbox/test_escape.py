@@ -262,9 +262,10 @@ def test_terminals(sandbox: Sandbox) -> None:
 import fcntl
 terminal = os.open("/dev/pts/0", os.O_RDWR | os.O_NOCTTY)
 print(attempt(fcntl.ioctl, terminal, 0x540E, 1))  # TIOCSCTTY, steal it
+print(attempt(fcntl.ioctl, terminal, 0x5423, b"\\x1b\\0\\0\\0"), attempt(fcntl.ioctl, terminal, 0x541C, b"\\3"))
 """
     sandbox.run("true")
-    assert python(sandbox, code) == "1"
+    assert python(sandbox, code) == "1\n1 1"  # nor another line discipline (TIOCSETD), nor TIOCLINUX
     assert sandbox.run("echo ok").output == "ok\n"
 
 
@@ -490,6 +491,20 @@ def test_what_the_kernel_counts_by_user(start: Factory) -> None:
         victim.open_session("another")
         assert victim.run("echo ok", session="another").output == "ok\n"
     subprocess.run([sys.executable, "-c", FEELING], check=True)
+
+
+def test_inotify_instances(start: Factory) -> None:
+    """What is left of the user's is enough for the user, whoever that is."""
+    sandbox = start()
+    guard(sandbox)
+    code = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile libc.inotify_init1(0) >= 0: pass\nopen('/tmp/full', 'w')"
+    sandbox.write_file("/tmp/inotify.py", f"{code}\nimport time; time.sleep(1000)".encode())
+    sandbox.execute(["/bin/sh", "-c", "setsid /usr/bin/python3 /tmp/inotify.py >/tmp/log 2>&1 &"])
+    assert eventually(lambda: is_there(sandbox, "/tmp/full"))
+    code = (
+        "from minisandbox_ray.sandbox import *; s = Sandbox(SandboxSpec()); print(s.run('echo ok').output); s.close()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout == b"ok\n\n"
 
 
 @NEED_ROOT

@@ -74,6 +74,8 @@ def find() -> dict[Kind, Identity]:
     """
     if not is_privileged():
         _make_own()
+        with contextlib.suppress(OSError):  # 128 by default, of which the user's own programs need some
+            _write("/proc/sys/user/max_inotify_instances", "64")
         os.unshare(os.CLONE_NEWNS)  # its own, else it may copy no mount
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_SLAVE)
         return {"own": Identity("own", 0, None)}

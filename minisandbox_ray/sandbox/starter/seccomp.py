@@ -105,7 +105,7 @@ _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
 _DATAGRAM = 2
 # of mounts, control groups, names, IPC, users, processes and networks
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCSETD, _TIOCLINUX = 0x5412, 0x5423, 0x541C
 
 
 def build_filter(machine: str) -> bytes:
@@ -133,9 +133,10 @@ def build_filter(machine: str) -> bytes:
     statement(_LOAD, _NUMBER)
     jump(_EQUAL, clone3, 0, 1)  # its flags lie in memory, out of a filter's sight; C libraries fall back to clone
     statement(_RETURN, _ERRNO | errno.ENOSYS)
-    jump(_EQUAL, ioctl, 0, 5)
+    jump(_EQUAL, ioctl, 0, 6)
     statement(_LOAD, _ARGUMENT_1)
-    jump(_EQUAL, _TIOCSTI, 1, 0)
+    jump(_EQUAL, _TIOCSTI, 2, 0)
+    jump(_EQUAL, _TIOCSETD, 1, 0)  # would load line disciplines, of modems and buses, into the kernel
     jump(_EQUAL, _TIOCLINUX, 0, 1)
     statement(_RETURN, _ERRNO | errno.EPERM)
     statement(_LOAD, _NUMBER)
