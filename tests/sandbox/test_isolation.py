@@ -90,7 +90,8 @@ def test_first_process_tells_nothing(sandbox: Sandbox, what: str) -> None:
     command = f"ls {path}" if what.endswith("/") else f"cat {path}"
     result = sandbox.run(command)
     assert result.exit_code != 0
-    assert "ermission denied" in result.output or "not permitted" in result.output
+    missing = not Path(f"/proc/self/{what}").exists()  # some kernels lack syscall or stack
+    assert missing or "ermission denied" in result.output or "not permitted" in result.output
 
 
 def test_first_process_keeps_its_descriptors(sandbox: Sandbox) -> None:
@@ -197,7 +198,6 @@ def test_no_new_privileges_and_few_capabilities(sandbox: Sandbox) -> None:
         "mknod /tmp/d c 1 1",
         "echo 1 > /proc/sys/kernel/sysrq",
         "echo x > /proc/sys/kernel/core_pattern",
-        "echo c > /proc/sysrq-trigger",
         "hostname other",
         "date -s @0",
         "dmesg",
@@ -213,10 +213,11 @@ def test_is_refused(sandbox: Sandbox, command: str) -> None:
     assert sandbox.run(command).exit_code != 0
 
 
-@pytest.mark.parametrize("path", ["kcore", "keys", "kmsg", "timer_list", "kpagecount"])
+@pytest.mark.parametrize("path", ["kcore", "keys", "kmsg", "timer_list", "kpagecount", "sysrq-trigger"])
 def test_proc_is_masked(sandbox: Sandbox, path: str) -> None:
     result = sandbox.run(f"head -c 10 /proc/{path}")
     assert result.output == "" or "No such file" in result.output
+    assert sandbox.run(f"[ ! -e /proc/{path} ] || [ /proc/{path} -ef /dev/null ]; echo $?").output == "0\n"
 
 
 @pytest.mark.parametrize("name", ["bpf", "keyctl", "perf_event_open", "open_by_handle_at", "io_uring_setup", "setns"])
