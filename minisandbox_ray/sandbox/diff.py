@@ -296,8 +296,11 @@ def _git(fresh: Fresh, script: str, stdin: bytes = b"") -> bytes:
     result = fresh.execute(["sh", "-ec", script], stdin=stdin, timeout=_SECONDS, max_output=MAX_PATCH)
     if result.truncated:
         raise DiffTooLargeError(f"the patch of /testbed is larger than {MAX_PATCH >> 20} MiB")
+    if result.timed_out or (result.exit_code != 0 and result.limit):
+        reason = f"{_SECONDS:g} s" if result.timed_out else f"the limit on {result.limit}"
+        raise DiffTooLargeError(f"so much was written to /testbed that git needs more than {reason} for a patch")
     if result.exit_code != 0:
         lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
-        reason = "it took too long" if result.timed_out else (lines or ["no message"])[0]
+        reason = (lines or ["no message"])[0]
         raise SandboxError(f"no patch of /testbed could be made: {reason}")
     return result.stdout

@@ -237,3 +237,13 @@ def test_an_equal_change_is_taken_from_the_memo_and_another_is_not(start: Factor
         assert patches[-1] == sandbox.diff()
     assert patches[0] == patches[1] != patches[2]
     assert len(memo) == 2
+
+
+def test_more_files_than_git_has_time_for(start: Factory, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wrote them answers for that."""
+    sandbox = start(lower=project)
+    sandbox.run("for i in $(seq 3000); do : > $i; done")
+    monkeypatch.setattr("minisandbox_ray.sandbox.diff._SECONDS", 0.01)
+    with pytest.raises(SandboxError, match="so much was written") as raised:
+        sandbox.diff()
+    assert raised.value.owner == "agent"
