@@ -200,14 +200,15 @@ def _whole(scratch: Path) -> Iterator[Mechanism]:
         lost = "there is no way to run anything here"
         yield Mechanism("a best-effort sandbox", works, detail, works, False, lost, remedy)
         return
+    why, remedy = remedies.why_no_shell_memory()
     yield Mechanism(
         "the shell's memory",
         is_readable,
-        "" if is_readable else "/bin/bash tells no symbols",
+        "" if is_readable else why,
         chosen=is_readable,
         strict=False,
         lost="each step asks the shell for its exit code, and exported variables are lost with it",
-        remedy="install the distribution's own bash",
+        remedy=remedy,
     )
     yield Mechanism(
         "git inside",

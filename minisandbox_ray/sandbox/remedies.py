@@ -37,6 +37,14 @@ def why_no_group(controller: str) -> tuple[str, str, str]:
     return place, why, remedy
 
 
+def why_no_shell_memory() -> tuple[str, str]:
+    """(why a shell's memory cannot be read, what would help)"""
+    if _setting("kernel/yama/ptrace_scope") == "3":  # the kernel's admin-guide/LSM/Yama.rst
+        why = "the sysctl kernel.yama.ptrace_scope is 3: nobody may read the memory of others"
+        return why, "set it to 2 or less in /etc/sysctl.d and reboot: a running system does not take it back"
+    return "/bin/bash tells no symbols", "install the distribution's own bash"
+
+
 def _delegation(mount: cgroups.Mount) -> str:
     if mount.version == 2:
         return "start it in a delegated group: systemd-run --user --scope -p 'Delegate=cpu memory pids' COMMAND"
