@@ -1,7 +1,8 @@
 """Tells whether a file, or which file of a directory, was opened since that was asked for.
 
-Each watch tells of one opening and is gone, so that nobody inside can flood the events that all sandboxes share. One
-inotify instance per process: a user may have few (128 by default), and closing one waits for the kernel for ms.
+Somebody inside may open files without end: no more is read than the kernel had queued when it was asked for. What does
+not fit its queue is lost; then every file counts as opened. One inotify instance per process: a user may have few (128
+by default), and closing one waits for the kernel for ms.
 """
 
 import os
@@ -10,6 +11,7 @@ import threading
 
 from .starter import syscalls
 
+_READS = 17  # of 64 KiB: the kernel queues 16,384 events by default, of up to 64 bytes with a short name
 _EVENT = struct.Struct("iIII")  # inotify(7): watch, mask, cookie, length of the name that follows
 
 
@@ -18,9 +20,10 @@ class _Watcher:
         self.descriptor = syscalls.inotify()
         self.lock = threading.Lock()
         self.opened: dict[int, bytes] = {}
+        self.watches: set[int] = set()
 
     def read(self) -> None:
-        while True:
+        for _ in range(_READS):
             try:
                 events = os.read(self.descriptor, 1 << 16)
             except BlockingIOError:
@@ -29,7 +32,9 @@ class _Watcher:
             while at < len(events):
                 watch, mask, _, length = _EVENT.unpack_from(events, at)
                 at += _EVENT.size + length
-                if mask & syscalls.IN_OPEN:
+                if watch < 0:  # the queue ran over
+                    self.opened = {**dict.fromkeys(self.watches, b""), **self.opened}
+                elif mask & syscalls.IN_OPEN:
                     self.opened[watch] = events[at - length : at].rstrip(b"\0")
 
 
@@ -54,7 +59,10 @@ class OpenWatch:
         with _watcher_lock:
             if _watcher is None:
                 _watcher = _Watcher()
-            self._watcher, self._path, self._watch = _watcher, path, -1
+            self._watcher = _watcher
+        with self._watcher.lock:
+            self._watch = syscalls.add_open_watch(self._watcher.descriptor, path)
+            self._watcher.watches.add(self._watch)
 
     def arm(self) -> None:
         """Look for the next opening."""
@@ -62,10 +70,9 @@ class OpenWatch:
         with watcher.lock:
             watcher.read()
             watcher.opened.pop(self._watch, None)
-            self._watch = syscalls.add_open_watch(watcher.descriptor, self._path)  # the same, if it is still there
 
     def opened(self) -> bytes | None:
-        """The name that was opened first in a directory, empty for a file; None if nothing was since `arm`."""
+        """The name that was opened last in a directory, empty for a file; None if nothing was since `arm`."""
         watcher = self._watcher
         with watcher.lock:
             watcher.read()
@@ -74,5 +81,6 @@ class OpenWatch:
     def close(self) -> None:
         with self._watcher.lock:
             syscalls.remove_watch(self._watcher.descriptor, self._watch)
+            self._watcher.watches.discard(self._watch)
             self._watcher.read()
             self._watcher.opened.pop(self._watch, None)

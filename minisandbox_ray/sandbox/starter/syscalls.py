@@ -32,7 +32,7 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_FROM_EMPTY_PATH, _MOVE_MOUNT_TO_EMPTY_PATH = 0x1, 
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS = 0x01, 0x02, 0x04
 RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0x08, 0x10
 
-IN_OPEN, _IN_ONESHOT = 0x20, 1 << 31
+IN_OPEN = 0x20
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 4, 22, 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
@@ -216,8 +216,8 @@ def inotify() -> int:
 
 
 def add_open_watch(descriptor: int, path: str) -> int:
-    """Have the descriptor tell, once, when the file is opened; -> the watch's number."""
-    mask = ctypes.c_uint(IN_OPEN | _IN_ONESHOT)
+    """Have the descriptor tell when the file is opened; -> the watch's number."""
+    mask = ctypes.c_uint(IN_OPEN)
     return _check(_libc.inotify_add_watch(descriptor, _path(path), mask), "inotify_add_watch")
 
 
