@@ -66,6 +66,21 @@ def test_forks_and_snapshots(start: Factory) -> None:
         assert sandbox.diff() == patch
 
 
+def test_disk_limit_of_forks(start: Factory) -> None:
+    """They have what is left of their parent's room, not as much again."""
+    sandbox = start(disk_mib=16)
+    sandbox.run("head -c 10M /dev/zero > big")
+    with sandbox.snapshot() as snapshot, sandbox.fork() as child, child.fork() as grandchild:
+        assert grandchild.run("head -c 10M /dev/zero > more").limit == "disk"
+        assert grandchild.run("rm big more; head -c 15M /dev/zero > other").exit_code == 0
+        sandbox.run("head -c 20M /dev/zero > full; head -c 20M /dev/zero > /full")
+        with sandbox.fork() as full:
+            assert full.run("echo ok > new").exit_code != 0
+            assert full.run("rm full /full; echo ok > new; cat new").output == "ok\n"
+        sandbox.restore(snapshot)
+        assert sandbox.run("head -c 10M /dev/zero > more").limit == "disk"
+
+
 @pytest.mark.parametrize("name", test_diff.CHANGES)
 def test_patch_reproduces_the_tree(name: str, start: Factory, project: Path, tmp_path: Path) -> None:
     sandbox = start(lower=project)

@@ -334,7 +334,7 @@ def _serve(
         syscalls.adopt_orphans()
         watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
         watchdog.lower_limit(resource.RLIMIT_FSIZE, plan["disk_mib"] << 20)
-        watch = watchdog.start(plan, groups, counts_processes=False)
+        watch = watchdog.start(plan, groups, counts_processes=False, has_one_id=False)
         accesses = _accesses(plan, directory)
         domain = _Domain(landlock.make(accesses, network=plan["network"] != "none"), filters)
         controls = os.open(f"{directory}/control", _DIRECTORY)

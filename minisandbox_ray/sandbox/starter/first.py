@@ -81,7 +81,9 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
         for number, most in _LEAST.items():
             watchdog.lower_limit(number, most)
-        watch = watchdog.start(plan, groups, counts_processes=kind.identity.namespace is None)
+        is_users = kind.identity.kind == "own"
+        counts = is_users or kind.identity.kind == "shifted"
+        watch = watchdog.start(plan, groups, counts_processes=counts, has_one_id=is_users)
         if watch:
             shown["hits"] = watch.descriptor
         if not kind.private_network:

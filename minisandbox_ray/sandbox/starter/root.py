@@ -91,7 +91,7 @@ def complete(
         _copy_origin(origin, [root, layers], plan["since"], len(lowers), _moved(origin, identity))
     for number, (overlay, below) in enumerate(zip(plan["overlays"], lowers, strict=True)):
         if copies:
-            _copy_view(root, overlay["target"], below, origin, plan["disk_mib"], _moved(origin, identity))
+            _copy_view(root, number, overlay["target"], below, origin, plan["disk_mib"], _moved(origin, identity))
         else:
             _overlay(root, number, overlay["target"], below, identity)
     for bind, source in zip(plan["binds"], binds, strict=True):
@@ -240,9 +240,18 @@ def _overlay_options(identity: Identity) -> str:
 
 
 def _copy_view(
-    root: int, target: str, lowers: list[int], origin: list[int], disk_mib: int, moved: Callable[[int], int]
+    root: int,
+    number: int,
+    target: str,
+    lowers: list[int],
+    origin: list[int],
+    disk_mib: int,
+    moved: Callable[[int], int],
 ) -> None:
-    """What an overlay would show, copied into memory, with as much room beside it as the disk limit says."""
+    """What an overlay would show, copied into memory, with as much room beside it as the disk limit says.
+
+    How large that was is kept with the layers: forks of forks do not get room anew.
+    """
     place = paths.make_directories(root, target)
     sys.mount("tmpfs", _by_descriptor(place), "tmpfs", _NOTHING_SPECIAL, "mode=755,size=1t,nr_inodes=1g")
     copy = paths.open_in_root(root, target, _DIRECTORY)
@@ -255,8 +264,13 @@ def _copy_view(
             tree.copy(lower, copy, merge=True)
     status = os.fstatvfs(copy)
     used, files = (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree
-    size = f"size={used + (disk_mib << 20)},nr_inodes={files + disk_mib * _FILES_PER_MIB}"
-    sys.mount(None, _by_descriptor(copy), None, sys.MS_REMOUNT | _NOTHING_SPECIAL, size)
+    note = f"{number}-copied"
+    kept = os.readlink(note, dir_fd=origin[1]) if origin else f"{used} {files}"
+    os.symlink(kept, note, dir_fd=_hidden["layers"])  # which finds room on a full disk
+    first_used, first_files = map(int, kept.split())
+    size = max(used, first_used + (disk_mib << 20))
+    inodes = max(files, first_files + disk_mib * _FILES_PER_MIB)
+    sys.mount(None, _by_descriptor(copy), None, sys.MS_REMOUNT | _NOTHING_SPECIAL, f"size={size},nr_inodes={inodes}")
     os.close(place)
     os.close(copy)
 

@@ -120,10 +120,12 @@ class Watchdog:
             pass
 
 
-def start(plan: Mapping[str, Any], groups: Mapping[str, Any], counts_processes: bool) -> Watchdog | None:
+def start(
+    plan: Mapping[str, Any], groups: Mapping[str, Any], *, counts_processes: bool, has_one_id: bool
+) -> Watchdog | None:
     """In pid 1, in its namespaces: limit by other means what its control groups do not.
 
-    `counts_processes`: it gets a user namespace that no other sandbox shares, in which RLIMIT_NPROC counts.
+    `counts_processes`: RLIMIT_NPROC counts those of this sandbox, for each of its ids. Never for the host's root.
     """
     memory = None if "memory" in groups else plan["memory_mib"] * _MIB
     pids = None if "pids" in groups else plan["pids"]
@@ -134,7 +136,7 @@ def start(plan: Mapping[str, Any], groups: Mapping[str, Any], counts_processes: 
     if memory is None and pids is None:
         return None
     targets = [overlay["target"] for overlay in plan["overlays"]]
-    return Watchdog(memory, pids, held=counts_processes, targets=targets)
+    return Watchdog(memory, pids, held=counts_processes and has_one_id, targets=targets)
 
 
 def lower_limit(kind: int, value: int) -> None:
