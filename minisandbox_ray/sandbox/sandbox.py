@@ -505,12 +505,12 @@ class Sandbox:
 
     def _ask(self, request: wire.Message) -> tuple[socket.socket, list[int]]:
         """Have pid 1 start something on a terminal; -> (its channel, its descriptors)"""
-        first, self._first = self._first, None  # of what was asked for at the start
-        if first and first[0] == request:
+        with self._state:
+            is_first = self._first is not None and self._first[0] == request  # what was asked for at the start
+            first, self._first = (self._first, None) if is_first else (None, self._first)
+        if first:
             channel = first[1]
         else:
-            if first:
-                first[1].close()
             channel, theirs = wire.channel()
             with theirs, contextlib.suppress(OSError):  # seen by what follows
                 wire.send(self._control, request, [theirs.fileno()])
