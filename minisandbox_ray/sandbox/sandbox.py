@@ -316,6 +316,8 @@ class Sandbox:
                     if key is not None and key in memo:
                         return memo[key]
                 with _without_shell(fresh) as self._fresh:
+                    if self._closed or self._to_close:  # before this one could be ended with it
+                        raise SandboxError("the sandbox is closed")
                     patch = diff_.make_patch(self._fresh, change)
                 if memo is not None and key is not None and len(patch) <= _LONGEST_MEMO:
                     memo[key] = patch

@@ -10,7 +10,7 @@ import pytest
 from minisandbox_ray.sandbox import Overlay, Sandbox, SandboxSpec
 from minisandbox_ray.sandbox import sandbox as module
 
-from . import test_diff
+from . import test_cleanup, test_diff
 from .conftest import Factory, git
 from .test_diff import project
 
@@ -64,6 +64,10 @@ def test_forks_and_snapshots(start: Factory) -> None:
         assert sandbox.diff() == ""
         sandbox.restore(snapshot)
         assert sandbox.diff() == patch
+
+
+def test_close_ends_a_running_diff(start: Factory) -> None:
+    test_cleanup.test_close_ends_a_running_diff(start)
 
 
 def test_disk_limit_of_forks(start: Factory) -> None:
