@@ -1,6 +1,5 @@
 """What an agent's shell must survive: session_cases.yaml says what each step must give."""
 
-
 import os
 import re
 import time
