@@ -340,7 +340,7 @@ print(attempt(os.setxattr, "/tmp", "trusted.overlay.opaque", b"y"))
     "path",
     [
         *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/vm/overcommit_memory"),
-        *("/proc/sysrq-trigger", "/proc/sys/kernel/panic", "/proc/irq/default_smp_affinity"),
+        *("/proc/sys/kernel/panic", "/proc/irq/default_smp_affinity"),
         *("/proc/sys/net/ipv4/ip_forward", "/proc/sys/kernel/shmmax", "/proc/acpi/wakeup", "/proc/mtrr"),
     ],
 )
