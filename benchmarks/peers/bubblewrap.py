@@ -12,6 +12,8 @@ from minisandbox_ray.sandbox.spec import DEFAULT_ENV
 
 NAME = "bubblewrap: bash on pipes, the same binds, no overlay"
 _COVERED = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")  # what --proc makes read-only itself
+# bwrap's root is a tmpfs as well, and its /dev has the same parts; the others are those of our overlays
+_PARTS = ("/dev/", "/proc/layers", "/proc/control")
 
 
 class _Bash:
@@ -57,8 +59,8 @@ def mounts(sandbox: Sandbox) -> list[str]:
     for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
         mount, _, rest = line.partition(" - ")
         point, kind = mount.split()[4], rest.split()[0]
-        if point == "/" or point in _COVERED or point.startswith("/dev/"):
-            continue  # bwrap's root is a tmpfs as well, and its /dev has the same parts
+        if point == "/" or point in _COVERED or point.startswith(_PARTS):
+            continue
         if point in ("/proc", "/dev"):
             arguments += [f"--{point[1:]}", point]
         elif point in overlays:

@@ -63,10 +63,10 @@ def _sandbox(arguments: argparse.Namespace) -> Iterator[Sandbox]:
 
 def _execute(sandbox: Sandbox, argv: list[str]) -> int:
     """Like ``ssh host command``: this process's streams are the command's, through pipes."""
-    streams = {1: sys.stdout.fileno(), 2: sys.stderr.fileno()}
+    streams = {number: file.fileno() for number, file in ((1, sys.stdout), (2, sys.stderr)) if file}
 
     def relay(number: int, data: bytes) -> None:
-        while data:
+        while data and number in streams:
             data = data[os.write(streams[number], data) :]
 
     source = sys.stdin.fileno() if sys.stdin else b""

@@ -143,7 +143,9 @@ def upload(root: int, source: Path, target: str) -> None:
 
 
 def _upload_file(root: int, source: Path, target: str) -> None:
-    with source.open("rb") as file:
+    with open(source, "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(source))
         descriptor = _create(root, target, stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777)
         try:
             while data := file.read(_PIECE):
@@ -250,6 +252,9 @@ def _download_file(source: int, directory: int | None, target: Path, max_bytes: 
                 _write(copy, data)
                 size += len(data)
             os.fchmod(copy, 0o755 if status.st_mode & 0o100 else 0o644)
+        except BaseException:  # a part of a file would look like one
+            os.unlink(target, dir_fd=directory)
+            raise
         finally:
             os.close(copy)
     finally:

@@ -1,5 +1,6 @@
 """The owning process's side of its starter: one per process, started when first needed, replaced when it died."""
 
+import fcntl
 import os
 import re
 import socket
@@ -24,13 +25,14 @@ class _Starter:
     def __init__(self) -> None:
         self.owner = cgroups.owner_key(os.getpid())
         self.socket, theirs = wire.channel()
-        with theirs:
-            code = _CODE.format(path=str(Path(__file__).parent), descriptor=theirs.fileno())
+        with theirs, socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 3)) as passed:
+            # not 0, 1 or 2, as it may be where those are closed: they become the starter's own
+            code = _CODE.format(path=str(Path(__file__).parent), descriptor=passed.fileno())
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code],
                 env={},
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=[passed.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

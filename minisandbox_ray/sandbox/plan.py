@@ -29,7 +29,7 @@ def make_plan(spec: SandboxSpec) -> dict[str, Any]:
         "hostname": spec.hostname,
         # files count as memory, and no killing frees them: what processes need to go on must stay out of their reach
         "disk_mib": min(limits.disk_mib, max(1, limits.memory_mib * 3 // 4)),
-        "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16)),
+        "shared_memory_mib": min(_SHARED_MEMORY_MIB, max(1, limits.memory_mib // 16), limits.disk_mib),
         "open_files": limits.open_files,
         "memory_mib": limits.memory_mib,
         "pids": limits.pids,

@@ -36,8 +36,8 @@ def check_environment(env: dict[str, str]) -> None:
 
 def check_request(argv: list[str], cwd: str | None, env: dict[str, str]) -> None:
     """Raises ValueError for what no program can be started with."""
-    if not argv:
-        raise ValueError("argv is empty")
+    if isinstance(argv, str) or not argv:
+        raise ValueError("argv is a list of the program's name and its arguments, not empty")
     for argument in argv:
         if not isinstance(argument, str) or "\0" in argument:
             raise ValueError(f"{argument!r:.80} in argv is no string without a NUL character")

@@ -353,6 +353,8 @@ class Sandbox:
 
         Everything that runs is ended; a call that is under way in another thread gets a SandboxError.
         """
+        if snapshot is None:
+            raise TypeError("restore() needs a snapshot")
         origin = _origin(snapshot, self.spec)
         if self._is_user():
             raise SessionBusyError("the sandbox was asked for a restore in the middle of a call of this thread")
@@ -570,6 +572,8 @@ def _shell_request(cwd: str, env: dict[str, str], size: tuple[int, int], *, stri
 def _origin(snapshot: Snapshot | None, spec: SandboxSpec) -> Origin | None:
     if snapshot is None:
         return None
+    if not isinstance(snapshot, Snapshot):
+        raise TypeError(f"no snapshot: {snapshot!r:.80}")
     if snapshot.is_closed:
         raise SandboxError("the snapshot is closed")
     if snapshot.spec != spec:

@@ -146,6 +146,7 @@ class Session:
         self._opened: OpenWatch | None = None
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._file = os.open(name, flags, 0o644, dir_fd=control)
+        os.fchmod(self._file, 0o644)  # whatever the owner's umask is
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self._opened = OpenWatch(f"/proc/self/fd/{self._file}")

@@ -2,22 +2,33 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 StoppedBy = Literal["timeout", "idle_timeout", "interrupt"]
 Isolation = Literal["strict", "best-effort"]
 LimitName = Literal["wall_time", "memory", "pids", "disk", "cpu", "output"]
 
 
-def _absolute(path: str) -> str:
-    if not path.startswith("/") or path == "/" or ".." in path.split("/") or "\0" in path:
+def _inside(path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not path.startswith("/") or not parts or ".." in parts or "\0" in path:
         raise ValueError(f"{path!r} is not an absolute path without '..' below /")
+    if parts[0] in ("dev", "proc", "sys"):
+        raise ValueError(f"/{parts[0]} is the sandbox's own: nothing can be mounted at {path!r}")
+    return "/" + "/".join(parts)
+
+
+def _outside(path: Any) -> Any:
+    if path == "" or "\0" in str(path):
+        raise ValueError(f"{path!r} is no path")
     return path
 
 
-Target = Annotated[str, AfterValidator(_absolute)]
+Target = Annotated[str, AfterValidator(_inside)]
+HostPath = Annotated[Path, BeforeValidator(_outside), AfterValidator(Path.absolute)]
+"""Made absolute when the spec is."""
 
 
 class _Model(BaseModel):
@@ -36,7 +47,8 @@ class Limits(_Model):
     pids: Annotated[int, Field(gt=2, le=4_194_304)] = 256
     """Processes and threads at a time."""
     disk_mib: Annotated[int, Field(gt=0, le=1 << 30)] = 1024
-    """Everything that is written, in all places together; MiB. At most three quarters of `memory_mib` take effect."""
+    """Everything that is written, in all places together but /dev/shm, which may take as much again, at most 64 MiB. At
+    most three quarters of `memory_mib` take effect; MiB."""
     open_files: Annotated[int, Field(ge=32, le=1 << 20)] = 4096
     """File descriptors of one process."""
     output_chars: Annotated[int, Field(gt=100)] = 60_000
@@ -50,14 +62,14 @@ class Overlay(_Model):
 
     target: Target
     """Where it appears inside; made if missing."""
-    lower: Annotated[list[Path], Field(min_length=1)]
+    lower: Annotated[list[HostPath], Field(min_length=1)]
     """Host directories, topmost first; never written to."""
 
 
 class Bind(_Model):
     """A host file or directory that appears inside."""
 
-    source: Path
+    source: HostPath
     target: Target
     """Where it appears inside; made if missing."""
     writable: bool = False

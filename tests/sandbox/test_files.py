@@ -215,3 +215,17 @@ def test_download_of_many_directories_and_of_processes(start: Factory, tmp_path:
         with pytest.raises(OSError, match="not a directory of files"):
             sandbox.download(source, tmp_path / "processes")
     assert not (tmp_path / "processes").exists()
+
+
+def test_what_is_no_file_is_not_uploaded(sandbox: Sandbox, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for source in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            sandbox.upload(source, "/tmp/x")
+
+
+def test_nothing_is_left_of_what_is_too_large(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.run("truncate -s 1G /tmp/big")
+    with pytest.raises(OSError, match="larger than"):
+        sandbox.download("/tmp/big", tmp_path / "big", max_bytes=1000)
+    assert list(tmp_path.iterdir()) == []

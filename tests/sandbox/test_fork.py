@@ -181,3 +181,12 @@ def test_of_a_tree_that_no_path_reaches(start: Factory) -> None:
         for copy in (child, other):
             assert copy.run(f"cat {place}/here; stat -c %h {place}/there").output == "x\n2\n"
     assert sandbox.diff() == ""
+
+
+def test_restore_needs_a_snapshot(start: Factory) -> None:
+    sandbox = start()
+    sandbox.run("echo two > a.txt")
+    for wrong in (None, "x"):
+        with pytest.raises(TypeError, match="snapshot"):
+            sandbox.restore(wrong)  # type: ignore[arg-type]
+    assert sandbox.run("cat a.txt").output == "two\n"

@@ -40,6 +40,9 @@ class Kind:
 def main(orders: socket.socket, kind: Kind, name: str) -> NoReturn:
     """In a forked child: become pid 1 of a sandbox whose control groups have that name. `orders` brings the plan."""
     try:
+        # what the starter holds at the moment, other sandboxes' sockets and files, would live as long as this process
+        namespace = kind.identity.namespace
+        _close_all_but({0, 1, 2, orders.fileno(), *(() if namespace is None else (namespace,))})
         _serve(orders, kind, name)
     finally:
         os._exit(1)
@@ -132,6 +135,12 @@ def keep_only(control: socket.socket) -> None:
         os.dup2(null, number)
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, 1 << 20)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    numbers = sorted(kept)
+    for number, following in zip(numbers, [*numbers[1:], 1 << 20], strict=True):
+        os.closerange(number + 1, following)
 
 
 def _avoid_out_of_memory_killer() -> None:
