@@ -27,7 +27,8 @@ class Groups:
     """The groups that a sandbox's first process made (see `cgroups.make`): any of them may be missing."""
 
     def __init__(self, places: Mapping[str, tuple[str, int]]) -> None:
-        self.directories = list({Path(directory) for directory, _ in places.values()})
+        self._names = list(dict.fromkeys(directory for directory, _ in places.values()))
+        self.directories = [Path(name) for name in self._names]
         self._files: dict[LimitName, tuple[int, bytes, float]] = {}
         self._watchdog: int | None = None
         self._lock = threading.Lock()
@@ -76,8 +77,11 @@ class Groups:
             for descriptor, _, _ in self._files.values():
                 os.close(descriptor)
             self._files = {}
-        for directory in self.directories:
-            cgroups.remove(directory, patience=2)
+        for name, directory in zip(self._names, self.directories, strict=False):
+            try:
+                os.rmdir(name)  # noqa: PTH106  (pathlib keeps the parts of every path that it looks at for ever)
+            except OSError:
+                cgroups.remove(directory, patience=2)
         self.directories = []
 
 
