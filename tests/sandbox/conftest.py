@@ -4,12 +4,14 @@
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Limits, Overlay, Sandbox, SandboxSpec
 
 GIT_ENV = {
@@ -86,6 +88,26 @@ def is_there(sandbox: Sandbox, path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def run_for_ever(sandbox: Sandbox, threads: int = 1) -> tuple[list[threading.Thread], list[SandboxError]]:
+    """Have threads run a command that ends only with the sandbox, one after the other.
+
+    -> they, the first one's command being under way, and what their calls raise
+    """
+    raised: list[SandboxError] = []
+
+    def run() -> None:
+        try:
+            sandbox.run("touch up; sleep 1000", timeout=1000)
+        except SandboxError as error:
+            raised.append(error)
+
+    started = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    assert eventually(lambda: b"up" in sandbox.execute(["ls"]).stdout.split())
+    return started, raised
 
 
 def processes_in(namespace: str) -> set[tuple[int, int]]:

@@ -18,7 +18,7 @@ from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Limits, Overlay, Sandbox, SandboxSpec
 from minisandbox_ray.sandbox.starter import cgroups
 
-from .conftest import Factory, eventually, is_there, namespace_of, processes_in, still_alive
+from .conftest import Factory, eventually, namespace_of, processes_in, run_for_ever, still_alive
 
 OWNER = """
 import os, sys, time
@@ -82,17 +82,7 @@ def test_exception_in_a_with_block(repository: Path) -> None:
 def test_close_ends_a_running_command(start: Factory) -> None:
     sandbox = start()
     sandbox.run("true")
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            sandbox.run("touch /tmp/running; sleep 1000", timeout=1000)
-        except SandboxError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert eventually(lambda: is_there(sandbox, "/tmp/running"))
+    (thread,), raised = run_for_ever(sandbox)
     sandbox.close()
     thread.join(30)
     assert "gone" in str(raised[0])
@@ -273,18 +263,7 @@ def test_close_ends_calls_that_wait_for_their_turn(start: Factory) -> None:
     """They would start a shell in what is gone, and wait for it while another process holds its socket."""
     sandbox = start()
     sandbox.run("true")
-    ended: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            sandbox.run("touch /tmp/running; sleep 1000", timeout=1000)
-        except SandboxError as error:
-            ended.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert eventually(lambda: is_there(sandbox, "/tmp/running"))
+    threads, ended = run_for_ever(sandbox, threads=3)
     began = time.monotonic()
     sandbox.close()
     assert time.monotonic() - began < 30

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from minisandbox_ray.sandbox import Bind, Limits, Overlay, Sandbox, SandboxSpec
 from minisandbox_ray.sandbox.mechanisms import probe, strict_failure
 from minisandbox_ray.sandbox.starter import syscalls
 
-from .conftest import eventually, still_alive
+from .conftest import eventually, run_for_ever, still_alive
 
 _INSIDE = "TEST_WITHOUT_NAMESPACES"
 confined = pytest.mark.skipif(_INSIDE not in os.environ, reason="run by test_without_namespaces")
@@ -295,17 +294,7 @@ def test_close_leaves_nothing(repository: Path) -> None:
     sandbox.run("(trap '' TERM INT HUP; setsid sleep 4711) & mkdir -p d/e; touch d/e/f; chmod 0 d/e d")
     inside = descendants(sandbox.init_pid)
     assert len(inside) >= 4
-    raised = []
-
-    def run() -> None:
-        try:
-            sandbox.run("touch up; sleep 1000", timeout=1000)
-        except SandboxError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert eventually(lambda: b"up" in sandbox.execute(["ls"]).stdout)
+    (thread,), raised = run_for_ever(sandbox)
     sandbox.close()
     thread.join(30)
     assert raised

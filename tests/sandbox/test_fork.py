@@ -1,7 +1,6 @@
 """Copies of a sandbox's files: forks, forks of forks, snapshots."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Bind, Sandbox, SandboxSpec
 
-from .conftest import Factory, eventually
+from .conftest import Factory, run_for_ever
 
 LISTING = (
     "cd / && find . -xdev \\( -path ./dev -o -path ./proc \\) -prune -o -path ./dev/minisandbox -prune -o"
@@ -150,22 +149,12 @@ def test_snapshots_of_another_kind_are_refused(start: Factory) -> None:
 
 def test_restore_ends_what_runs(start: Factory) -> None:
     sandbox = start()
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            sandbox.run("touch /tmp/running; sleep 1000", timeout=1000)
-        except SandboxError as error:
-            raised.append(error)
-
     with sandbox.snapshot() as snapshot:
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert eventually(lambda: "running" in sandbox.execute(["ls", "/tmp"]).stdout.decode())
+        (thread,), raised = run_for_ever(sandbox)
         sandbox.restore(snapshot)
         thread.join(30)
         assert raised
-        assert sandbox.run("ls /tmp").output == ""
+        assert sandbox.run("ls /tmp; ls | grep up").output == ""
 
 
 def test_of_a_tree_that_no_path_reaches(start: Factory) -> None:

@@ -133,8 +133,7 @@ def keep_only(control: socket.socket) -> None:
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    os.closerange(3, control.fileno())
-    os.closerange(control.fileno() + 1, 1 << 20)
+    _close_all_but({0, 1, 2, control.fileno()})
 
 
 def _close_all_but(kept: set[int]) -> None:

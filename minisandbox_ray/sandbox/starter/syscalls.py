@@ -198,16 +198,17 @@ def leave_abstract_sockets() -> bool:
 
     Source: the kernel's userspace-api/landlock.rst; no_new_privileges must be set.
     """
-    rules = struct.pack("3Q", 0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)
-    ruleset = _libc.syscall(
-        ctypes.c_long(_LANDLOCK_CREATE_RULESET), rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0)
-    )
-    if ruleset < 0:
+    try:
+        ruleset = create_ruleset(0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)
+    except OSError:
         return False
     try:
-        return _libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_int(ruleset), ctypes.c_uint(0)) == 0
+        enter_ruleset(ruleset)
+    except OSError:
+        return False
     finally:
         os.close(ruleset)
+    return True
 
 
 def inotify() -> int:
@@ -237,7 +238,7 @@ def hide_command_line(title: str) -> None:
 
 def landlock_version() -> int:
     """Of the interface for confining oneself (landlock_create_ruleset(2)); raises OSError where there is none."""
-    number, version = ctypes.c_long(444), ctypes.c_uint(1)  # LANDLOCK_CREATE_RULESET_VERSION
+    number, version = ctypes.c_long(_LANDLOCK_CREATE_RULESET), ctypes.c_uint(1)  # LANDLOCK_CREATE_RULESET_VERSION
     return _check(_libc.syscall(number, None, ctypes.c_size_t(0), version), "landlock")
 
 
