@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def held(starter: int) -> Held:
     )
 
 
-def cycles(spec: SandboxSpec, count: int, concurrency: int) -> list[float]:
+def cycles(spec: SandboxSpec, count: int, threads: Executor) -> list[float]:
     """Seconds of each, in the order of their ends."""
     taken: list[float] = []
 
@@ -87,9 +87,8 @@ def cycles(spec: SandboxSpec, count: int, concurrency: int) -> list[float]:
                 raise RuntimeError(f"a sandbox answers {result.output!r}")
         taken.append(time.perf_counter() - begin)
 
-    with ThreadPoolExecutor(concurrency) as threads:
-        for _ in threads.map(cycle, range(count)):
-            pass
+    for _ in threads.map(cycle, range(count)):
+        pass
     return taken
 
 
@@ -119,16 +118,20 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tenth = max(arguments.cycles // 10, 1)
-    with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
+    # The same threads throughout, as a service has them: the C library keeps free memory for each set of new ones.
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as scratch,
+        ThreadPoolExecutor(arguments.concurrency) as threads,
+    ):
         spec = plant(Path(scratch))
         with Sandbox(spec) as box:
             starter = procs.parent(box.init_pid)
-        cycles(spec, tenth, arguments.concurrency)
+        cycles(spec, tenth, threads)
         time.sleep(1)
         before = held(starter)
         taken: list[float] = []
         for number in range(1, 11):
-            taken += cycles(spec, tenth, arguments.concurrency)
+            taken += cycles(spec, tenth, threads)
             median_ms = quantile(taken[-tenth:]) * 1e3
             print(f"{number * tenth} cycles: median {median_ms:.1f} ms, {held(starter)}", file=sys.stderr, flush=True)
         after = settled(starter, before)
