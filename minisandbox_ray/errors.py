@@ -47,6 +47,18 @@ class ArchiveError(ClusterError):
     """An environment archive is missing, truncated, corrupted, or does not fit this node."""
 
 
+class MissingArchiveError(ArchiveError):
+    """An archive is not there, or cannot be read."""
+
+
+class DamagedArchiveError(ArchiveError):
+    """An archive or its manifest is not what was built: truncated, changed, or of something else."""
+
+
+class StoreFullError(ClusterError):
+    """A node has no room for an environment, neither free nor by eviction."""
+
+
 class ModelServiceError(MiniSandboxError):
     """The model that samples actions failed or could not be reached."""
 

@@ -5,6 +5,7 @@ directory never shows a half-written one. The system's tar does the work (Python
 time per 20k files), its stream passes through zstandard and sha256.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -18,8 +19,9 @@ import zstandard
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from minisandbox_ray.environments.cache import sync_directory, write_atomically
+from minisandbox_ray.environments.room import disk_errors, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, environment_digest
-from minisandbox_ray.errors import ArchiveError
+from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
 LEVEL = 10
 """zstd level: a tenth smaller than level 3 for a second or two per build; unpacking costs the same."""
@@ -71,48 +73,88 @@ def manifest_path(archives: Path, digest: str) -> Path:
     return archives / f"{digest}.json"
 
 
-def read_manifest(archives: Path, digest: str) -> Manifest:
-    """The manifest of an archive; ArchiveError if there is none or it is damaged."""
-    path = manifest_path(archives, digest)
+def parse_manifest(data: bytes, digest: str, place: str | Path) -> Manifest:
+    """A manifest from its JSON, found at `place`. Raises DamagedArchiveError if it is not that of `digest`."""
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ArchiveError(f"no archive {digest[:12]} in {archives}: build it there, or correct the archives path")
-    except (OSError, ValidationError) as error:
-        reason = f"{len(error.errors())} bad fields" if isinstance(error, ValidationError) else str(error)
-        raise ArchiveError(f"manifest {path} is unreadable ({reason}): delete it and build {digest[:12]} again")
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        reason = f"{len(error.errors())} bad fields"
+        raise DamagedArchiveError(f"manifest {place} is unreadable ({reason}): delete it and build {digest[:12]} again")
     if manifest.digest != digest or manifest.expected_digest() != digest:
-        raise ArchiveError(f"manifest {path} describes something else than {digest[:12]}: delete it and build again")
+        raise DamagedArchiveError(
+            f"manifest {place} describes something else than {digest[:12]}: delete it and build again"
+        )
     return manifest
 
 
+def read_manifest(archives: Path, digest: str) -> Manifest:
+    """The manifest of an archive. Raises MissingArchiveError if there is none, DamagedArchiveError if it is damaged."""
+    path = manifest_path(archives, digest)
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingArchiveError(
+            f"no archive {digest[:12]} in {archives}: build it there, or correct the archives path"
+        )
+    except OSError as error:
+        raise MissingArchiveError(
+            f"manifest {path} can't be read ({error.strerror}): correct that, or build {digest[:12]} again"
+        )
+    return parse_manifest(data, digest, path)
+
+
+def read_manifest_bytes(archives: Path, digest: str) -> bytes | None:
+    """The manifest's JSON as it lies there, if the archive is there as well; for sending both elsewhere."""
+    if not archive_path(archives, digest).is_file():
+        return None
+    try:
+        return manifest_path(archives, digest).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def read_piece(archives: Path, digest: str, offset: int, length: int) -> bytes:
+    """At most `length` bytes of an archive from `offset` on; empty at its end. Raises MissingArchiveError."""
+    path = archive_path(archives, digest)
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+    except OSError as error:
+        raise MissingArchiveError(f"archive {digest[:12]} can't be read from {path}: {error.strerror}")
+
+
 def pack(tree: Path, archives: Path, digest: str) -> tuple[str, int]:
-    """Write the archive of a directory; returns (sha256, size in bytes). `tree` should be `normalise`d before."""
-    archives.mkdir(parents=True, exist_ok=True)
+    """Write the archive of a directory; returns (sha256, size in bytes). `tree` should be `normalise`d before.
+
+    Raises ConfigError where `archives` can't be written, StoreFullError where its disk is full.
+    """
+    writable_directory(archives)
     final = archive_path(archives, digest)
     command = ["tar", "--create", "--format=gnu", "--sort=name", "--numeric-owner", "--owner=0", "--group=0"]
     command += ["--hard-dereference", f"--directory={tree}", "--", *sorted(each.name for each in tree.iterdir())]
     total = hashlib.sha256()
     temporary = final.with_name(f"{final.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    try:
-        with (
-            temporary.open("wb") as out,
-            tempfile.TemporaryFile() as complaints,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, env=_TAR_ENV) as tar,
-        ):
-            assert tar.stdout is not None
-            compressor = zstandard.ZstdCompressor(level=LEVEL, threads=max(1, os.cpu_count() or 1)).compressobj()
-            for piece in _pieces(tar.stdout):
-                _write(out, compressor.compress(piece), total)
-            _write(out, compressor.flush(), total)
-            if tar.wait() != 0:
-                raise ArchiveError(f"tar could not pack {tree} as {digest[:12]}: {_first_line(complaints)}")
-            out.flush()
-            os.fsync(out.fileno())
-            size = out.tell()
-        temporary.replace(final)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(final):
+        try:
+            with (
+                temporary.open("wb") as out,
+                tempfile.TemporaryFile() as complaints,
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, env=_TAR_ENV) as tar,
+            ):
+                assert tar.stdout is not None
+                compressor = zstandard.ZstdCompressor(level=LEVEL, threads=max(1, os.cpu_count() or 1)).compressobj()
+                for piece in _pieces(tar.stdout):
+                    _write(out, compressor.compress(piece), total)
+                _write(out, compressor.flush(), total)
+                if tar.wait() != 0:
+                    raise ArchiveError(f"tar could not pack {tree} as {digest[:12]}: {_first_line(complaints)}")
+                out.flush()
+                os.fsync(out.fileno())
+                size = out.tell()
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
     sync_directory(archives)
     return total.hexdigest(), size
 
@@ -125,7 +167,8 @@ def write_manifest(archives: Path, manifest: Manifest) -> None:
 def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
     """Extract an archive into the empty directory `target`, verified.
 
-    Raises ArchiveError; then `target` holds rubbish and must be deleted.
+    Raises MissingArchiveError, DamagedArchiveError, and OSError (ENOSPC) as soon as the disk of `target` is full; then
+    `target` holds rubbish and must be deleted.
     """
     path = archive_path(archives, manifest.digest)
     broken = f"archive {manifest.digest[:12]} at {path} is damaged"
@@ -134,45 +177,65 @@ def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
     allowed = manifest.unpacked_bytes + manifest.files * 4096 + _CHUNK
     command = ["tar", "--extract", "--no-same-owner", "--no-same-permissions", f"--directory={target}"]
     total, seen = hashlib.sha256(), 0
-    with tempfile.TemporaryFile() as complaints:
-        try:
-            with path.open("rb") as file, _Extractor(command, complaints) as tar:
-                decompressor = zstandard.ZstdDecompressor().decompressobj()
-                for piece in _pieces(file):
-                    total.update(piece)
-                    plain = decompressor.decompress(piece)
-                    seen += len(plain)
-                    if seen > allowed:
-                        raise ArchiveError(f"{broken} (holds more than its manifest says): {advice}")
-                    tar.write(plain)
-        except FileNotFoundError:
-            raise ArchiveError(f"archive {manifest.digest[:12]} is missing at {path}: {advice}")
-        except zstandard.ZstdError as error:
-            raise ArchiveError(f"{broken} ({error}): {advice}")
-        if total.hexdigest() != manifest.archive_sha256:
-            raise ArchiveError(f"{broken} (its sha256 is not the manifest's): {advice}")
-        if tar.status != 0:
-            what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
-            raise ArchiveError(f"{what} ({_first_line(complaints)}): is that disk full?")
+    with _open(path, manifest) as file, _Extractor(command) as tar:
+        size = os.fstat(file.fileno()).st_size
+        if size != manifest.archive_bytes:
+            raise DamagedArchiveError(f"{broken} ({size} bytes of {manifest.archive_bytes}): {advice}")
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        for piece in _readable_pieces(file, path):
+            total.update(piece)
+            try:
+                plain = decompressor.decompress(piece)
+            except zstandard.ZstdError as error:
+                raise DamagedArchiveError(f"{broken} ({error}): {advice}")
+            seen += len(plain)
+            if seen > allowed:
+                raise DamagedArchiveError(f"{broken} (holds more than its manifest says): {advice}")
+            tar.write(plain)
+    if total.hexdigest() != manifest.archive_sha256:
+        raise DamagedArchiveError(f"{broken} (its sha256 is not the manifest's): {advice}")
+    if tar.status != 0:
+        what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
+        raise ArchiveError(f"{what} ({tar.complaint}): correct that and try again")
     files, size = survey(target)
     if files != manifest.files or size != manifest.unpacked_bytes:
-        raise ArchiveError(f"{broken} ({files} files of {manifest.files}): {advice}")
+        raise DamagedArchiveError(f"{broken} ({files} files of {manifest.files}): {advice}")
+
+
+def _open(path: Path, manifest: Manifest) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise MissingArchiveError(
+            f"archive {manifest.digest[:12]} is missing at {path} ({error.strerror}): build it again, or bring it there"
+        )
+
+
+def _readable_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        yield from _pieces(file)
+    except OSError as error:
+        raise MissingArchiveError(f"archive {path} can't be read ({error.strerror}): correct that, or build it again")
 
 
 class _Extractor:
     """A tar that reads what is written here; killed if the block fails, waited for in any case."""
 
-    def __init__(self, command: list[str], complaints: IO[bytes]) -> None:
+    def __init__(self, command: list[str]) -> None:
         self.status = 0
+        self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)  # /tmp may be on the disk that is full
         self._tar = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=complaints, env=_TAR_ENV, umask=0o022, bufsize=0
+            command, stdin=subprocess.PIPE, stderr=self._complaints, env=_TAR_ENV, umask=0o022, bufsize=0
         )
+        self.complaint = ""
 
     def __enter__(self) -> Self:
         return self
 
     def write(self, data: bytes) -> None:
+        """Raises OSError (ENOSPC) once tar has said so: it would go on through the whole archive."""
         assert self._tar.stdin is not None
+        self._check_room()
         left = memoryview(data)
         try:
             while left:
@@ -184,8 +247,21 @@ class _Extractor:
         assert self._tar.stdin is not None
         if kind is not None:
             self._tar.kill()
-        self._tar.stdin.close()
-        self.status = self._tar.wait()
+        try:
+            self._tar.stdin.close()
+            self.status = self._tar.wait()
+            if kind is None:
+                self._check_room()
+            said = os.pread(self._complaints, 4096, 0).decode(errors="replace").strip()
+            self.complaint = (said.splitlines() or ["no message"])[0]
+        finally:
+            os.close(self._complaints)
+
+    def _check_room(self) -> None:
+        said = os.pread(self._complaints, 4096, 0).decode(errors="replace")
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(number) in said:
+                raise OSError(number, os.strerror(number))
 
 
 def survey(tree: Path) -> tuple[int, int]:

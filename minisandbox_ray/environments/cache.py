@@ -5,9 +5,11 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from minisandbox_ray.environments.room import disk_errors, writable_directory
 
 
 def cache_root() -> Path:
@@ -26,10 +28,11 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[b
     """Hold a flock on the file ``path`` (made if missing); yields False if ``wait`` is off and somebody holds it.
 
     Each call opens its own descriptor, so it excludes threads of one process as well as other processes, and the
-    kernel lets go of it when the process dies.
+    kernel lets go of it when the process dies. Raises ConfigError and StoreFullError where the file can't be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -50,20 +53,30 @@ class Scratch:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._gate = root.parent / "locks" / "scratch"
-        root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        writable_directory(root)
 
     @contextmanager
     def directory(self) -> Iterator[Path]:
         """A new empty directory, removed at the end with what is still in it."""
-        with locked(self._gate):  # nobody may sweep between mkdir and flock
-            path = self.root / f"{os.getpid()}-{os.urandom(6).hex()}"
+        path = self._new_path()
+        with locked(self._gate), disk_errors(path):  # nobody may sweep between mkdir and flock
             path.mkdir()
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            fd = _lock_directory(path)
         try:
             yield path
         finally:
             remove_tree(path)
+            os.close(fd)
+
+    def discard(self, tree: Path) -> None:
+        """Make a directory of this disk vanish at once, then remove it. Needs no room, so it works on a full disk."""
+        path = self._new_path()
+        with locked(self._gate):
+            tree.rename(path)
+            fd = _lock_directory(path)
+        try:
+            remove_tree(path)
+        finally:
             os.close(fd)
 
     def sweep(self) -> int:
@@ -71,7 +84,10 @@ class Scratch:
         removed = 0
         with locked(self._gate):
             for path in self.root.iterdir():
-                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue  # its maker has just removed it
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove_tree(path)
@@ -83,6 +99,15 @@ class Scratch:
                 finally:
                     os.close(fd)
         return removed
+
+    def _new_path(self) -> Path:
+        return self.root / f"{os.getpid()}-{os.urandom(6).hex()}"
+
+
+def _lock_directory(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
 
 
 def remove_tree(path: Path) -> None:
@@ -100,17 +125,22 @@ def remove_tree(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that readers, and a machine that loses power, see all of it or nothing."""
+    """Write a file so that readers, and a machine that loses power, see all of it or nothing.
+
+    Raises ConfigError where its directory can't be written, StoreFullError where the disk is full.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_directory(path.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

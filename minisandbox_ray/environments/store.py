@@ -11,9 +11,10 @@ An environment in use is one whose lock file somebody holds shared. A lock dies 
 crash leaves behind blocks anybody.
 """
 
+import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,16 @@ from minisandbox_ray.environments.interpreters import (
     inside_prefix,
 )
 from minisandbox_ray.environments.layer import make_layer, write_layer_size
+from minisandbox_ray.environments.room import BLOCK, Room, free_room, is_full, reserve, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, InterpreterId, content_hash
-from minisandbox_ray.errors import ArchiveError, BuildError
+from minisandbox_ray.errors import ArchiveError, BuildError, StoreFullError, TaskError
 from minisandbox_ray.sandbox import Bind, Isolation, Limits, Overlay, SandboxSpec
 
 DEFAULT_BUDGET = 20 << 30
 """Bytes that unpacked environments may take on a node (20 GiB)."""
+_INTERPRETER = Room(128 << 20, 5000)
+"""About what the copy of one takes."""
+_MAKING = ("provide", "make")
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,31 @@ class StoredEnvironment:
     in_use: bool
 
 
+@dataclass(frozen=True)
+class StoreUsage:
+    """How full a node store is."""
+
+    bytes: int
+    """Environments and task layers, unpacked."""
+    environments: int
+    budget_bytes: int
+    """What environments and layers may take."""
+    free_bytes: int
+    """Of the store's disk, for an ordinary user."""
+
+
 class NodeStore:
-    """This node's environments; any number of processes and threads may share one root."""
+    """This node's environments; any number of processes and threads may share one root.
+
+    Room is made by eviction, in the budget and on the disk. Where that is not enough, what needed it raises
+    StoreFullError and leaves nothing behind; it works again as soon as there is room.
+    """
 
     def __init__(self, root: Path, budget_bytes: int = DEFAULT_BUDGET, isolation: Isolation = "strict") -> None:
         """`budget_bytes` bounds environments and layers; interpreters (some 60 MB each) come on top.
 
-        `isolation` is that of the sandboxes in which environments are built and used (see SandboxSpec).
+        `isolation` is that of the sandboxes in which environments are built and used (see SandboxSpec). Raises
+        ConfigError where `root` can't be written.
         """
         self.root, self.isolation = root.absolute(), isolation
         self.budget_bytes = budget_bytes
@@ -111,9 +134,10 @@ class NodeStore:
         self._interpreters = self.root / "interpreters"
         self._locks = self.root / "locks"
         for folder in (self._environments, self._interpreters, self._locks):
-            folder.mkdir(parents=True, exist_ok=True)
+            writable_directory(folder)
         self._scratch = Scratch(self.root / "scratch")
         self._scratch.sweep()
+        self._sizes: dict[str, int] = {}
 
     def contains(self, digest: str) -> bool:
         """Whether the environment is unpacked here. Raises ArchiveError for what is no digest."""
@@ -123,7 +147,8 @@ class NodeStore:
     def use(self, digest: str, archives: Path) -> Iterator[Environment]:
         """Materialise if need be, and keep the environment from eviction until the end of the block.
 
-        Raises ArchiveError for an archive that is missing, damaged, or made for another system than this node.
+        Raises MissingArchiveError, DamagedArchiveError, ArchiveError for one that was made for another system than
+        this node, StoreFullError.
         """
         self._directory(digest)  # refuses what is no digest before a lock is named after it
         with locked(self._lock(digest), shared=True):
@@ -140,11 +165,72 @@ class NodeStore:
             return environment
 
     def adopt(self, manifest: Manifest, tree: Path) -> None:
-        """Move a tree that was just packed into place, which saves unpacking it. `tree` is on the store's disk."""
+        """Move a tree that was just packed into place, which saves unpacking it. `tree` is on the store's disk.
+
+        One that is larger than the budget stays where it is.
+        """
+        if manifest.unpacked_bytes > self.budget_bytes:
+            return
         with locked(self._lock(manifest.digest), shared=True), locked(self._lock(manifest.digest, "make")):
             if not self.contains(manifest.digest):
-                self._make_room(manifest.unpacked_bytes)
+                self._make_room("", manifest.unpacked_bytes, Room(), strict=False)
                 self._finish(manifest, tree)
+
+    @contextmanager
+    def providing(self, digest: str) -> Iterator[None]:
+        """For who brings an archive to this node: one at a time, and `is_being_made` for everybody else."""
+        self._directory(digest)
+        with locked(self._lock(digest, "provide")):
+            yield
+
+    def is_being_made(self, digest: str) -> bool:
+        """Whether some process fetches, unpacks or builds this environment now."""
+        for lock in self._making(digest):
+            with locked(lock, shared=True, wait=False) as free:
+                if not free:
+                    return True
+        return False
+
+    def wait_until_made(self, digest: str) -> bool:
+        """Wait for who makes this environment, if anybody does, without making it; returns whether it is there."""
+        for lock in self._making(digest):
+            with locked(lock, shared=True):
+                pass
+        return self.contains(digest)
+
+    def check_fits(self, manifest: Manifest) -> None:
+        """Whether this node can hold and use an environment, before anything is fetched for it.
+
+        Raises ArchiveError for what was made for another system, StoreFullError for more than the whole budget.
+        """
+        here = BaseSystem.here()
+        if manifest.base != here:
+            raise ArchiveError(
+                f"archive {manifest.digest[:12]} is for {_words(manifest.base)}, this node is {_words(here)}: "
+                f"build it on a node like this one"
+            )
+        if manifest.unpacked_bytes > self.budget_bytes:
+            raise StoreFullError(
+                f"environment {manifest.digest[:12]} takes {Room(manifest.unpacked_bytes).mib}, more than the "
+                f"{Room(self.budget_bytes).mib} that the node store {self.root} may hold: raise store_gib"
+            )
+        self._interpreter_of(manifest)
+
+    def make_disk_room(self, what: str, place: Path, needed: int) -> None:
+        """Before `needed` bytes are written elsewhere, at the directory `place`: evict for them if that helps.
+
+        Raises StoreFullError where there is still no room.
+        """
+        needs = Room(needed, 2)
+        if place.stat().st_dev == self.root.stat().st_dev:
+            self._make_room(what, 0, needs)
+        elif not free_room(place).holds(needs + reserve(place)):
+            raise self._full(what, needs, place)
+
+    def usage(self) -> StoreUsage:
+        """How full the store is. Cheap: sizes are read once per environment and layer, no lock is touched."""
+        sizes = [size for _, size, _ in self._kept()]
+        return StoreUsage(sum(sizes), len(sizes), self.budget_bytes, free_room(self.root).bytes)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -188,44 +274,37 @@ class NodeStore:
         layer = env.root / "layers" / key / "testbed"
         if layer.is_dir():
             return layer
-        with (
-            locked(self._lock(env.digest), shared=True),
-            self.exclusive(f"layer-{key[:2]}"),
-            self._scratch.directory() as scratch,
-        ):
+        what = f"the layer of a task on environment {env.digest[:12]}"
+
+        def make(scratch: Path) -> None:
+            made = scratch / "layer"
+            made.mkdir()
+            make_layer(env.sandbox_spec(), env.testbed, patch, made / "testbed", f"environment {env.digest[:12]}")
+            write_layer_size(made)
+            layer.parent.parent.mkdir(exist_ok=True)
+            made.rename(layer.parent)
+
+        with locked(self._lock(env.digest), shared=True), self.exclusive(f"layer-{key[:2]}"):
             if not layer.is_dir():
-                made = scratch / "layer"
-                made.mkdir()
-                make_layer(env.sandbox_spec(), env.testbed, patch, made / "testbed", f"environment {env.digest[:12]}")
-                write_layer_size(made)
-                layer.parent.parent.mkdir(exist_ok=True)
-                made.rename(layer.parent)
+                git = env.testbed / ".git"  # a layer has a whole one of its own
+                files, size = survey(git) if git.is_dir() else (0, 0)
+                self._in_room(what, size, Room(size + files * BLOCK, files), make, strict=False)
         return layer
 
     def inventory(self) -> list[StoredEnvironment]:
         """What is here, most recently used first."""
         found = []
-        for folder in self._environments.iterdir():
-            lock = self._lock(folder.name)
-            try:
-                used = lock.stat().st_mtime
-                size = Manifest.model_validate_json((folder / "manifest.json").read_bytes()).unpacked_bytes
-                size += sum(int(each.read_text()) for each in folder.glob("layers/*/bytes"))
-            except FileNotFoundError:
-                continue  # evicted meanwhile
-            with locked(lock, wait=False) as free:
-                found.append(StoredEnvironment(folder.name, size, used, not free))
-        return sorted(found, key=lambda each: each.last_used, reverse=True)
+        for digest, size, used in self._kept():
+            with locked(self._lock(digest), wait=False) as free:
+                found.append(StoredEnvironment(digest, size, used, not free))
+        return found
 
     def evict(self, digest: str) -> bool:
         """Remove an environment with its layers; False if it is in use."""
         with locked(self._lock(digest), wait=False) as free:
-            if not free:
-                return False
-            with self._scratch.directory() as scratch:
-                if self.contains(digest):
-                    (self._environments / digest).rename(scratch / digest)
-        return True
+            if free and self.contains(digest):
+                self._scratch.discard(self._environments / digest)
+            return free
 
     def _directory(self, digest: str) -> Path:
         """Where the environment is or would be. Raises ArchiveError for what is no digest: paths are made of it."""
@@ -246,19 +325,16 @@ class NodeStore:
         return Environment(manifest, root, self._interpreter_of(manifest), self.isolation)
 
     def _unpack(self, manifest: Manifest, archives: Path) -> None:
-        here = BaseSystem.here()
-        if manifest.base != here:
-            raise ArchiveError(
-                f"archive {manifest.digest[:12]} is for {_words(manifest.base)}, this node is {_words(here)}: "
-                f"build it on a node like this one"
-            )
-        self._interpreter_of(manifest)
-        self._make_room(manifest.unpacked_bytes)
-        with self._scratch.directory() as scratch:
+        self.check_fits(manifest)
+
+        def make(scratch: Path) -> None:
             tree = scratch / "tree"
             tree.mkdir()
             unpack(archives, manifest, tree)
             self._finish(manifest, tree)
+
+        on_disk = Room(manifest.unpacked_bytes + manifest.files * BLOCK, manifest.files)
+        self._in_room(f"environment {manifest.digest[:12]}", manifest.unpacked_bytes, on_disk, make)
 
     def _finish(self, manifest: Manifest, tree: Path) -> None:
         (tree / "manifest.json").write_text(manifest.model_dump_json(indent=1))
@@ -282,24 +358,112 @@ class NodeStore:
 
     def _copied(self, interpreter: Interpreter) -> Path:
         target = self._copy_path(interpreter.id)
-        if not target.is_dir():
-            with self.exclusive(target.name), self._scratch.directory() as scratch:
-                if not target.is_dir():
-                    copy_interpreter(interpreter, scratch / "copy")
-                    survey(scratch / "copy")
-                    (scratch / "copy").rename(target)
+        if target.is_dir():
+            return target
+
+        def make(scratch: Path) -> None:
+            copy_interpreter(interpreter, scratch / "copy")
+            survey(scratch / "copy")
+            (scratch / "copy").rename(target)
+
+        with self.exclusive(target.name):
+            if not target.is_dir():
+                self._in_room(f"a copy of python {interpreter.version}", 0, _INTERPRETER, make, strict=False)
         return target
 
-    def _make_room(self, needed: int) -> None:
-        """Evict what was not used for longest until `needed` bytes fit. What is in use stays, budget or not."""
+    def _making(self, digest: str) -> list[Path]:
+        """The locks that who makes an environment holds, one or several of them."""
+        self._directory(digest)
+        locks = [self._lock(digest, kind) for kind in _MAKING] + [self._locks / f"build-{digest}.lock"]
+        return [lock for lock in locks if lock.exists()]
+
+    def _kept(self) -> list[tuple[str, int, float]]:
+        """Digest, bytes and last use of all that is here, most recently used first."""
+        found = []
+        sizes: dict[str, int] = {}  # neither environments nor layers change once they are there
+        for folder in self._environments.iterdir():
+            try:
+                used = self._lock(folder.name).stat().st_mtime
+                if (size := self._sizes.get(folder.name)) is None:
+                    size = Manifest.model_validate_json((folder / "manifest.json").read_bytes()).unpacked_bytes
+                total = sizes[folder.name] = size
+                for layer in (folder / "layers").glob("*"):
+                    key = f"{folder.name}/{layer.name}"
+                    if (size := self._sizes.get(key)) is None:
+                        size = int((layer / "bytes").read_text())
+                    sizes[key] = size
+                    total += size
+            except FileNotFoundError:
+                continue  # evicted meanwhile
+            found.append((folder.name, total, used))
+        self._sizes = sizes
+        return sorted(found, key=lambda each: each[2], reverse=True)
+
+    def _in_room(
+        self, what: str, budget: int, on_disk: Room, make: Callable[[Path], None], strict: bool = True
+    ) -> None:
+        """Call `make(scratch directory)` once there is room, and once more if the disk gets full all the same.
+
+        Others may write to it, and needs are estimates. Raises StoreFullError.
+        """
+        self._make_room(what, budget, on_disk, strict)
+        try:
+            return self._attempt(make)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        with self.exclusive("full"):  # those who filled it together would do so again
+            self._make_room(what, budget, on_disk + on_disk, strict=False)
+            self._make_room(what, budget, on_disk, strict)
+            try:
+                return self._attempt(make)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                raise self._full(what, on_disk) from error
+
+    def _attempt(self, make: Callable[[Path], None]) -> None:
+        """Raises OSError (ENOSPC) if the disk gets full, in whatever words that was said."""
+        try:
+            with self._scratch.directory() as scratch:
+                try:
+                    make(scratch)
+                except TaskError as error:
+                    # The same words mean the sandbox's own disk limit there, which is the task's affair.
+                    if is_full(error) and not free_room(self.root).holds(Room(1 << 20, 1)):
+                        raise OSError(errno.ENOSPC, str(error)) from error
+                    raise
+        except (OSError, BuildError, StoreFullError) as error:
+            if is_full(error):
+                raise OSError(errno.ENOSPC, str(error)) from error
+            raise
+
+    def _make_room(self, what: str, budget: int, on_disk: Room, strict: bool = True) -> None:
+        """Evict what was not used for longest until there is room in the budget and on the disk.
+
+        What is in use stays, budget or not. Without room on the disk raises StoreFullError, if `strict`.
+        """
         with self.exclusive("evict"):
-            kept = self.inventory()
-            total = sum(each.bytes for each in kept)
-            for each in reversed(kept):
-                if total + needed <= self.budget_bytes:
+            wanted = on_disk + reserve(self.root)
+            kept = self._kept()
+            total = sum(size for _, size, _ in kept)
+            for digest, size, _ in reversed(kept):
+                if total + budget <= self.budget_bytes and free_room(self.root).holds(wanted):
                     return
-                if not each.in_use and self.evict(each.digest):
-                    total -= each.bytes
+                if self.evict(digest):
+                    total -= size
+            if strict and not free_room(self.root).holds(wanted):
+                raise self._full(what, on_disk)
+
+    def _full(self, what: str, needed: Room, place: Path | None = None) -> StoreFullError:
+        place = place or self.root
+        free, spare = free_room(place), reserve(place)
+        inodes = f" ({free.files} inodes for {needed.files} files)" if free.files < needed.files + spare.files else ""
+        return StoreFullError(
+            f"the disk of {place} is full: {what} needs {needed.mib} and {spare.mib} in reserve, {free.mib} are "
+            f"free{inodes} and nothing is left to evict: free some space there, or put MINISANDBOX_CACHE on a larger "
+            f"disk"
+        )
 
 
 def _words(base: BaseSystem) -> str:

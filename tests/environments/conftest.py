@@ -1,9 +1,12 @@
 """Real builds, in a cache of their own. The wheel cache of the user is shared if there is one: it only saves time."""
 
+import multiprocessing
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,7 @@ from minisandbox_ray.environments import (
     find_interpreters,
 )
 from minisandbox_ray.environments.archive import normalise, pack, survey, write_manifest
+from minisandbox_ray.sandbox.starter import syscalls
 
 INFLECTION = EnvSpec(
     python="3.12",
@@ -115,3 +119,35 @@ def plant(archives: Path, name: str, files: int = 20, size: int = 1000, base: Ba
     )
     write_manifest(archives, manifest)
     return manifest
+
+
+def on_small_disk(scenario: Callable[[Path], None], tmp_path: Path, mib: int) -> None:
+    """Run a module's function in a process of its own that sees a tmpfs of that size at the path it is given."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk is mounted by root only")
+    place = tmp_path / "disk"
+    place.mkdir()
+    process = multiprocessing.get_context("spawn").Process(target=_on_small_disk, args=(scenario, place, mib))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, "see the traceback on stderr"
+
+
+def _on_small_disk(scenario: Callable[[Path], None], place: Path, mib: int) -> None:
+    os.unshare(os.CLONE_NEWNS)
+    syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("tmpfs", str(place), "tmpfs", data=f"mode=755,size={mib}m")
+    scenario(place)
+
+
+@contextmanager
+def filled(disk: Path, leave: int = 0) -> Iterator[None]:
+    """All room of a disk is taken, but `leave` bytes."""
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file:
+        room = os.statvfs(disk)
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - leave)
+    try:
+        yield
+    finally:
+        ballast.unlink()

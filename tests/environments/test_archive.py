@@ -5,7 +5,7 @@ import pytest
 
 from minisandbox_ray.environments import BaseSystem, Manifest, NodeStore, read_manifest
 from minisandbox_ray.environments.archive import FIXED_TIME, archive_path, manifest_path, pack, survey, unpack
-from minisandbox_ray.errors import ArchiveError
+from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
 from .conftest import plant
 
@@ -85,23 +85,25 @@ def edit_manifest(shelf: Path, digest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
+    ("harm", "kind"),
     [
-        damage_bytes,
-        cut_short,
-        empty,
-        remove,
-        replace,
-        remove_manifest,
-        cut_manifest,
-        swap_manifest,
-        edit_manifest,
+        (damage_bytes, DamagedArchiveError),
+        (cut_short, DamagedArchiveError),
+        (empty, DamagedArchiveError),
+        (remove, MissingArchiveError),
+        (replace, DamagedArchiveError),
+        (remove_manifest, MissingArchiveError),
+        (cut_manifest, DamagedArchiveError),
+        (swap_manifest, DamagedArchiveError),
+        (edit_manifest, DamagedArchiveError),
     ],
 )
-def test_a_damaged_archive_is_refused_in_one_line_and_leaves_nothing(harm, shelf: Path, store: NodeStore) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_archive_is_refused_in_one_line_and_leaves_nothing(  # type: ignore[no-untyped-def]
+    harm, kind: type[ArchiveError], shelf: Path, store: NodeStore
+) -> None:
     digest = plant(shelf, "a").digest
     harm(shelf, digest)
-    with pytest.raises(ArchiveError) as caught:
+    with pytest.raises(kind) as caught:
         store.materialise(digest, shelf)
     message = str(caught.value)
     assert "\n" not in message and digest[:12] in message and str(shelf) in message
@@ -142,11 +144,11 @@ def test_a_stream_larger_than_the_manifest_says_is_stopped(shelf: Path) -> None:
     manifest = plant(shelf, "a")
     tree = unpacked(shelf, manifest)
     (tree / "venv/zeros").write_bytes(bytes(64 << 20))
-    sha256, _ = pack(tree, shelf, manifest.digest)
+    sha256, size = pack(tree, shelf, manifest.digest)
     target = shelf.parent / "second"
     target.mkdir()
     with pytest.raises(ArchiveError, match="holds more than its manifest says"):
-        unpack(shelf, manifest.model_copy(update={"archive_sha256": sha256}), target)
+        unpack(shelf, manifest.model_copy(update={"archive_sha256": sha256, "archive_bytes": size}), target)
     assert survey(target)[1] < 40 << 20
 
 

@@ -1,0 +1,335 @@
+"""Bring an environment to the node that needs it: from its store, an archive within reach, a URL, another node, or by
+building it again."""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from minisandbox_ray.environments.archive import (
+    Manifest,
+    archive_path,
+    manifest_path,
+    parse_manifest,
+    read_manifest,
+    write_manifest,
+)
+from minisandbox_ray.environments.build import build_environment
+from minisandbox_ray.environments.cache import sync_directory
+from minisandbox_ray.environments.room import disk_errors, writable_directory
+from minisandbox_ray.environments.sources import Peer, PeerSource, Source, UrlSource, hide_credentials, is_url
+from minisandbox_ray.environments.spec import environment_digest
+from minisandbox_ray.environments.store import NodeStore
+from minisandbox_ray.errors import (
+    ArchiveError,
+    BuildError,
+    DamagedArchiveError,
+    MissingArchiveError,
+    SandboxError,
+    StoreFullError,
+)
+
+Origin = Literal["store", "archives", "local", "url", "peer", "rebuilt"]
+
+_PARTS = ("fetch", "unpack", "rebuild")
+_DAMAGED = "damaged"
+_STALE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Provided:
+    """How an environment came to this node."""
+
+    origin: Origin
+    """Where it was found; "store" if there was nothing to do, or somebody else did it meanwhile."""
+    seconds: dict[str, float]
+    """What took how long, failed attempts included: "fetch", "unpack", "rebuild"."""
+    unpacked_bytes: int = 0
+    """Size of the environment, if this call materialised it."""
+    quarantined: list[str] = field(default_factory=list)
+    """Paths to which damaged archives were moved."""
+
+
+def provide(
+    digest: str,
+    *,
+    archives: Path | str,
+    local: Path,
+    store: NodeStore,
+    peers: Sequence[Peer] = (),
+    log: Callable[[str], None] | None = None,
+) -> Provided:
+    """Materialise an environment in this node's store, from the first place that has a sound archive of it.
+
+    These are, in order: the directory `archives`; `local`, this node's own directory of archives; `archives` if that
+    is a URL (see UrlSource); the `peers`. What comes over the network is verified while it is written to `local`, and
+    unpacked from there. A damaged archive is renamed so that nobody finds it again. Where nobody has a sound one, but
+    somebody the recipe, the environment is built again into `local`. `log` gets a line for whatever is unusual.
+
+    One at a time per environment on this node. Nothing keeps the result from eviction: see `NodeStore.use`. Raises
+    MissingArchiveError or DamagedArchiveError with what was wrong in each place, ArchiveError for an environment of
+    another system, StoreFullError, ConfigError for a `local` that can't be written or a URL that this node can't read.
+    """
+    if store.contains(digest):
+        return Provided("store", dict.fromkeys(_PARTS, 0.0))
+    with store.providing(digest):
+        if store.contains(digest):
+            return Provided("store", dict.fromkeys(_PARTS, 0.0))
+        search = _Search(digest, local.absolute(), store, log or _silent)
+        return search.run(archives, peers)
+
+
+@dataclass
+class _Search:
+    """One search for an environment."""
+
+    digest: str
+    local: Path
+    store: NodeStore
+    log: Callable[[str], None]
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    quarantined: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Each place with what was wrong there."""
+    damaged: bool = False
+    recipe: Manifest | None = None
+
+    def run(self, archives: Path | str, peers: Sequence[Peer]) -> Provided:
+        """Try one place after the other."""
+        url = archives if isinstance(archives, str) and is_url(archives) else None
+        directories: list[tuple[Origin, Path]] = []
+        if url is None:
+            directories.append(("archives", Path(archives).absolute()))
+        if not any(_same(self.local, each) for _, each in directories):
+            directories.append(("local", self.local))
+        for origin, directory in directories:
+            if provided := self.unpack_from(origin, directory):
+                return provided
+        if url and (provided := self.fetch("url", UrlSource(url))):
+            return provided
+        for peer in peers:
+            if provided := self.fetch("peer", PeerSource(peer)):
+                return provided
+        if self.recipe is None:
+            self.recipe = next(self._recipes([each for _, each in directories]), None)
+        return self.rebuild()
+
+    def unpack_from(self, origin: Origin, directory: Path) -> Provided | None:
+        """Materialise from a directory; a damaged archive there is moved away."""
+        seen = _Seen.at(directory, self.digest)
+        with suppress(ArchiveError):
+            self.recipe = self.recipe or read_manifest(directory, self.digest)
+        try:
+            with self._clock("unpack"):
+                environment = self.store.materialise(self.digest, directory)
+        except MissingArchiveError as error:
+            self.failures.append(str(error))
+        except DamagedArchiveError as error:
+            self.damaged = True
+            fate = self._quarantine(directory, seen)
+            self.failures.append(f"{error}; {fate}")
+            self.log(self.failures[-1])
+        else:
+            return self._provided(origin, environment.manifest)
+        return None
+
+    def fetch(self, origin: Origin, source: Source) -> Provided | None:
+        """Copy an archive to the local directory and materialise it from there."""
+        try:
+            with self._clock("fetch"):
+                self._bring(source)
+        except DamagedArchiveError as error:
+            self.damaged = True
+            self.failures.append(str(error))
+            self.log(f"{error}; passed over")
+        except MissingArchiveError as error:
+            self.failures.append(str(error))
+        else:
+            return self.unpack_from(origin, self.local)
+        return None
+
+    def rebuild(self) -> Provided:
+        """Build the environment from its recipe. Raises what the whole search comes to."""
+        if self.recipe is None:
+            raise self._error("and no manifest says how to build it")
+        manifest, name = self.recipe, self.digest[:12]
+        self.log(f"no sound archive of {name} ({manifest.spec.describe()}): building it again")
+        try:
+            with self._clock("rebuild"):
+                interpreter, _ = self.store.interpreter(manifest.spec.python)
+                if environment_digest(manifest.spec, interpreter.id) != self.digest:
+                    raise BuildError(
+                        "this node's python, system or source directory would give another environment: build it where "
+                        "they are as they were"
+                    )
+                self._retire_manifest()
+                build_environment(manifest.spec, self.local, self.store, self.log)
+        except (BuildError, SandboxError) as error:
+            raise self._error(f"and building it again failed: {_first_line(error)}") from error
+        with self._clock("unpack"):
+            environment = self.store.materialise(self.digest, self.local)
+        return self._provided("rebuilt", environment.manifest)
+
+    def _bring(self, source: Source) -> None:
+        try:
+            data = source.manifest(self.digest)
+        except Exception as error:  # what clients of object stores and Ray raise has no common base
+            raise MissingArchiveError(f"{source.name} can't be asked ({_said(error)})")
+        if data is None:
+            raise MissingArchiveError(f"{source.name} has none")
+        manifest = parse_manifest(data, self.digest, f"of {source.name}")
+        self.recipe = self.recipe or manifest
+        self.store.check_fits(manifest)
+        writable_directory(self.local)
+        what = f"archive {self.digest[:12]}"
+        self.store.make_disk_room(what, self.local, manifest.archive_bytes)
+        try:
+            _receive(self.local, manifest, source)
+        except StoreFullError:  # others write to the disk as well
+            self.store.make_disk_room(what, self.local, 2 * manifest.archive_bytes)
+            _receive(self.local, manifest, source)
+
+    def _quarantine(self, directory: Path, seen: "_Seen") -> str:
+        """Move away what was found damaged, unless somebody has put something else there; returns what was done."""
+        suffix = f"{_DAMAGED}-{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(3).hex()}"
+        moved = None
+        try:
+            # The manifest goes first: without one there is no archive, so nobody meets one half of the pair.
+            for path in (manifest_path(directory, self.digest), archive_path(directory, self.digest)):
+                if path in seen.files and _identity(path) == seen.files[path]:
+                    moved = path.rename(path.with_name(f"{path.name}.{suffix}"))
+                    if path.suffix == ".zst":
+                        self.quarantined.append(str(moved))
+        except OSError as error:
+            return f"it can't be moved away ({error.strerror})"
+        return f"moved to {moved}" if moved else "it has been replaced meanwhile"
+
+    def _retire_manifest(self) -> None:
+        """A manifest without an archive would meet the new archive before the new manifest is there."""
+        path = manifest_path(self.local, self.digest)
+        if path.exists() and not archive_path(self.local, self.digest).exists():
+            with disk_errors(path):
+                path.unlink(missing_ok=True)
+
+    def _recipes(self, directories: list[Path]) -> Iterator[Manifest]:
+        """What manifests that were moved away say: the recipe may be sound where the archive was not."""
+        for directory in directories:
+            for path in sorted(directory.glob(f"{self.digest}.json.{_DAMAGED}-*")):
+                with suppress(ArchiveError, OSError):
+                    yield parse_manifest(path.read_bytes(), self.digest, path)
+
+    def _error(self, end: str) -> ArchiveError:
+        kind = DamagedArchiveError if self.damaged else MissingArchiveError
+        places = "; ".join(self.failures)
+        return kind(
+            f"no sound archive of environment {self.digest[:12]} ({places}), {end}: build it on a node like this"
+        )
+
+    def _provided(self, origin: Origin, manifest: Manifest) -> Provided:
+        return Provided(origin, self.seconds, manifest.unpacked_bytes, self.quarantined)
+
+    @contextmanager
+    def _clock(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[what] += time.monotonic() - started
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Which files were there before they were read."""
+
+    files: dict[Path, tuple[int, ...]]
+
+    @classmethod
+    def at(cls, directory: Path, digest: str) -> "_Seen":
+        """The manifest and archive of a digest, as far as they are there."""
+        both = (manifest_path(directory, digest), archive_path(directory, digest))
+        return cls({path: found for path in both if (found := _identity(path))})
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
+    """Write what the source sends under the archive's name, if it is what the manifest says.
+
+    Raises DamagedArchiveError, MissingArchiveError when the source breaks off, StoreFullError, ConfigError.
+    """
+    _sweep_partial(directory)
+    final = archive_path(directory, manifest.digest)
+    partial = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    total, size = hashlib.sha256(), 0
+    try:
+        with disk_errors(final):
+            file = partial.open("wb")
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # see _sweep_partial
+            for piece in _sent(source, manifest):
+                size += len(piece)
+                total.update(piece)
+                if size > manifest.archive_bytes:
+                    break
+                with disk_errors(final):
+                    file.write(piece)
+            if size != manifest.archive_bytes or total.hexdigest() != manifest.archive_sha256:
+                bad_size = size != manifest.archive_bytes
+                how = f"{size} bytes of {manifest.archive_bytes}" if bad_size else "its sha256 is not the manifest's"
+                raise DamagedArchiveError(f"archive {manifest.digest[:12]} from {source.name} arrived damaged ({how})")
+            with disk_errors(final):
+                file.flush()
+                os.fsync(file.fileno())
+                partial.replace(final)
+                sync_directory(directory)
+    finally:
+        partial.unlink(missing_ok=True)
+    write_manifest(directory, manifest)
+
+
+def _sent(source: Source, manifest: Manifest) -> Iterator[bytes]:
+    pieces = source.pieces(manifest)
+    while True:
+        try:
+            piece = next(pieces, None)
+        except Exception as error:
+            raise MissingArchiveError(f"{source.name} broke off ({_said(error)})")
+        if piece is None:
+            return
+        yield piece
+
+
+def _sweep_partial(directory: Path) -> None:
+    """Remove what killed processes left half-received."""
+    for path in directory.glob(".*.part"):
+        with suppress(OSError), path.open("rb") as file:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(what: object) -> str:
+    return hide_credentials(next(iter(str(what).strip().splitlines()), type(what).__name__))
+
+
+def _silent(line: str) -> None:
+    """No log wanted."""
