@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from minisandbox_ray.cluster import ClusterConfig
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import EpisodeConfig
+from minisandbox_ray.rollout.config import check_lifetime
 from minisandbox_ray.tasks import GradingConfig
 from minisandbox_ray.tasks.quickstart import QuickstartConfig
 
@@ -127,9 +128,11 @@ def load_config(arguments: list[str]) -> TrainConfig:
     if isinstance(content.get("episode"), dict) and "grading" in content["episode"]:
         raise ConfigError("unknown key episode.grading: set grading")
     try:
-        return TrainConfig.model_validate(content)
+        config = TrainConfig.model_validate(content)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from error
+    check_lifetime(config.episode_config(), config.cluster.lease_seconds)
+    return config
 
 
 def _read(path: Path) -> Any:

@@ -2,8 +2,16 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.rollout.grades import CLAIM_MARGIN_SECONDS
 from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks import GradingConfig
+
+# What bounds the two parts of grading that GradingConfig does not: sandbox.diff, and git apply in the fresh sandbox.
+DIFF_SECONDS = 300.0
+APPLY_SECONDS = 60.0
+# Sandboxes that start and end, calls on the way.
+MARGIN_SECONDS = 60.0
 
 
 class EpisodeConfig(BaseModel):
@@ -19,7 +27,27 @@ class EpisodeConfig(BaseModel):
     """Seconds from the end of reset, the model's time included; then the episode is truncated and graded."""
     observation_chars: int = Field(default=10_000, ge=200)
     """Characters of a command's output that the agent sees; the middle of longer ones is cut."""
+    replays: int = Field(default=2, ge=0)
+    """How many failures of a sandbox, worker or node an episode survives by being played again elsewhere."""
     limits: Limits = Limits()
     """What the agent's sandbox may use."""
     grading: GradingConfig = GradingConfig()
     """How its diff is graded."""
+
+
+def grading_seconds(grading: GradingConfig) -> float:
+    """What grading takes at most: the diff, waiting for a worker that was lost while it made the same grade, and the
+    tests in a fresh sandbox."""
+    claim = grading.timeout + CLAIM_MARGIN_SECONDS if grading.cache else 0.0
+    return DIFF_SECONDS + claim + APPLY_SECONDS + grading.timeout + MARGIN_SECONDS
+
+
+def check_lifetime(config: EpisodeConfig, lease_seconds: float) -> None:
+    """Raise ConfigError when an episode may outlast its lease: agent time and grading time must fit into it."""
+    grading = grading_seconds(config.grading)
+    if config.episode_timeout + grading > lease_seconds:
+        raise ConfigError(
+            f"episode.episode_timeout={config.episode_timeout:g} and at most {grading:g} s of grading "
+            f"(grading.timeout={config.grading.timeout:g}) do not fit into cluster.lease_seconds={lease_seconds:g}: "
+            f"raise cluster.lease_seconds to {config.episode_timeout + grading:g}, or lower the others"
+        )

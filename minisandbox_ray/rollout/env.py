@@ -1,16 +1,43 @@
 """The environment that researchers and trainers hold: gymnasium's conventions, the work is done on the cluster."""
 
+import time
+from collections.abc import Awaitable, Generator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, Lease, connect
 from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError
-from minisandbox_ray.rollout.config import EpisodeConfig
+from minisandbox_ray.rollout.config import EpisodeConfig, check_lifetime
 from minisandbox_ray.rollout.episode import Step, failed
 from minisandbox_ray.rollout.pool import EpisodePool
+from minisandbox_ray.rollout.replay import Trail, failure_in
 from minisandbox_ray.tasks import Task
 
-RESET_ATTEMPTS = 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What an episode waits for: ``target.name_sync`` from code without an event loop, ``target.name`` from one."""
+
+    target: Any
+    name: str
+    args: tuple
+    avoid: frozenset[str] | None = None
+
+    def sync(self) -> Any:
+        return getattr(self.target, f"{self.name}_sync")(*self.args, **self._keywords())
+
+    def asynchronous(self) -> Awaitable[Any]:
+        return getattr(self.target, self.name)(*self.args, **self._keywords())
+
+    def _keywords(self) -> dict[str, Any]:
+        return {} if self.avoid is None else {"avoid": self.avoid}
+
+
+# Written once for both: a generator that yields what it waits for and is sent the answer.
+_Plan = Generator[_Ask, Any, T]
 
 
 class SandboxEnv:
@@ -19,8 +46,8 @@ class SandboxEnv:
     ``reset(task, seed) -> (observation, info)`` and ``step(action) -> (observation, reward, terminated, truncated,
     info)``, each one Ray call; ``areset``, ``astep`` and ``aclose`` are the same for asyncio, on any event loop. A slot
     of the pool is held from reset to the end of the episode. An action is model text with one fenced bash block, or
-    ``submit``. Info is described at Episode.reset and Episode.step; reset adds ``node``, ``worker`` and
-    ``seconds["wait"]``.
+    ``submit``. Info is described at Episode.reset and Episode.step; ``node``, ``worker`` and ``replay``
+    are added, and ``seconds["wait"]`` by reset.
 
     >>> with SandboxEnv() as env:
     ...     observation, info = env.reset(task)
@@ -40,9 +67,10 @@ class SandboxEnv:
         self._config = config or EpisodeConfig()
         self._connection: Connection | None = None
         self._owned: EpisodePool | None = None
-        self._lease: Lease | None = None
+        self._trail: Trail | None = None
         if pool is None:
             cluster = ClusterConfig(address=address)
+            check_lifetime(self._config, cluster.lease_seconds)
             self._connection = connect(cluster)
             try:
                 pool = self._owned = EpisodePool(cluster, archives)
@@ -59,78 +87,133 @@ class SandboxEnv:
 
     def reset(self, task: Task, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode; one that is running is given up. A failure of the infrastructure is tried again on another
-        worker, at most RESET_ATTEMPTS times in all. Raises MiniSandboxError."""
-        avoid: frozenset[str] = self._leave()
-        for attempt in range(1, RESET_ATTEMPTS + 1):
-            lease = self._pool.acquire_sync(task.environment, self._pool.options(self._config), avoid=avoid)
-            try:
-                return self._entered(lease, lease.call_sync("reset", task, seed))
-            except BaseException as error:
-                avoid |= self._retry_without(lease, error, attempt)
-        raise AssertionError("unreachable")
+        worker, at most EpisodeConfig.replays times. Raises MiniSandboxError."""
+        return self._drive(self._reset(task, seed))
 
     async def areset(self, task: Task, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """``reset`` for asyncio."""
-        avoid: frozenset[str] = self._leave()
-        for attempt in range(1, RESET_ATTEMPTS + 1):
-            lease = await self._pool.acquire(task.environment, self._pool.options(self._config), avoid=avoid)
-            try:
-                return self._entered(lease, await lease.call("reset", task, seed))
-            except BaseException as error:
-                avoid |= self._retry_without(lease, error, attempt)
-        raise AssertionError("unreachable")
+        return await self._adrive(self._reset(task, seed))
 
-    def _entered(self, lease: Lease, result: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-        self._lease = lease
-        observation, info = result
-        info |= {"node": lease.node.address, "worker": lease.worker_id}
+    def step(self, action: str) -> Step:
+        """Take an action. Does not raise when the episode fails: see ``info["failure_owner"]`` and ``"trainable"``.
+        Raises ConfigError when there is no episode to step.
+
+        After a failure of the infrastructure the episode is played again on another worker, and the action taken
+        there: ``info["replay"]`` says how often that happened and what came out otherwise, see Trail.info; what it
+        cost is ``info["seconds"]["replay"]``."""
+        return self._drive(self._step(action))
+
+    async def astep(self, action: str) -> Step:
+        """``step`` for asyncio; cancelled in the middle, it gives the episode up."""
+        return await self._adrive(self._step(action))
+
+    def _reset(self, task: Task, seed: int | None) -> _Plan[tuple[str, dict[str, Any]]]:
+        self._leave()
+        trail = self._trail = Trail(task, seed, self._config.replays)
+        try:
+            while True:
+                lease = yield from self._acquire(trail)
+                try:
+                    observation, info = yield _Ask(lease, "call", ("reset", task, seed))
+                    break
+                except MiniSandboxError as error:
+                    if self._trail is not trail or not trail.fail(error, resetting=True):
+                        raise
+        except BaseException:
+            self._give_up(trail)
+            raise
+        trail.start_clock()
+        info |= {"node": lease.node.address, "worker": lease.worker_id, "replay": trail.info()}
         info["seconds"]["wait"] = lease.wait_seconds
         info["seconds"]["materialise"] += lease.unpack_seconds
         return observation, info
 
-    def _retry_without(self, lease: Lease, error: BaseException, attempt: int) -> frozenset[str]:
-        """Give the lease back; the worker to avoid in the next attempt, or raise the error where there is none."""
-        lease.release()
-        is_transient = isinstance(error, MiniSandboxError) and error.owner in {"sandbox", "cluster"}
-        if not is_transient or attempt == RESET_ATTEMPTS:
-            raise error
-        return frozenset({lease.worker_id})
-
-    def step(self, action: str) -> Step:
-        """Take an action. Does not raise when the episode fails: see ``info["failure_owner"]`` and ``"trainable"``.
-        Raises ConfigError when there is no episode to step."""
-        lease = self._running()
+    def _step(self, action: str) -> _Plan[Step]:
+        trail, asked = self._running(), time.monotonic()
+        elapsed = trail.elapsed()
+        failure: MiniSandboxError | None = None
+        replay_seconds = 0.0
         try:
-            return self._stepped(lease.call_sync("step", action))
-        except ClusterError as error:
-            return self._stepped(failed(error, {"seconds": {}}))
-
-    async def astep(self, action: str) -> Step:
-        """``step`` for asyncio; cancelled in the middle, it gives the episode up."""
-        lease = self._running()
-        try:
-            return self._stepped(await lease.call("step", action))
-        except ClusterError as error:
-            return self._stepped(failed(error, {"seconds": {}}))
+            while True:
+                try:
+                    if failure is not None:
+                        yield from self._replay(trail, elapsed, failure)
+                        replay_seconds = time.monotonic() - asked
+                    result = yield _Ask(trail.lease, "call", ("step", action))
+                    failure = failure_in(result[4])
+                except MiniSandboxError as error:
+                    failure, result = error, failed(error, {"turn": len(trail.actions) + 1, "seconds": {}})
+                if failure is None or self._trail is not trail or not trail.fail(failure):
+                    break
         except BaseException:
-            self._leave()
+            self._give_up(trail)
             raise
-
-    def _running(self) -> Lease:
-        if self._lease is None:
-            raise ConfigError("no episode is running (it has ended, or was never reset): call reset() first")
-        return self._lease
-
-    def _stepped(self, result: Step) -> Step:
-        if result[2] or result[3]:
-            self._leave()
+        observation, _, terminated, truncated, info = result
+        if terminated or truncated:
+            self._give_up(trail)
+        else:
+            trail.took(action, observation)
+        assert trail.lease is not None
+        info |= {"node": trail.lease.node.address, "worker": trail.lease.worker_id, "replay": trail.info()}
+        if replay_seconds:
+            info["seconds"]["replay"] = replay_seconds
         return result
 
-    def _leave(self) -> frozenset[str]:
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
-        return frozenset()
+    def _acquire(self, trail: Trail) -> _Plan[Lease]:
+        options = self._pool.options(self._config)
+        trail.lease = lease = yield _Ask(self._pool, "acquire", (trail.task.environment, options), trail.avoid)
+        if self._trail is not trail:  # another thread closed this environment, or reset it
+            lease.release()
+            raise ClusterError("the episode was given up while it waited for a sandbox")
+        return lease
+
+    def _replay(self, trail: Trail, elapsed: float, failure: MiniSandboxError) -> _Plan[None]:
+        """Bring the episode to where it was, in a slot elsewhere."""
+        lease = yield from self._acquire(trail)
+        digests, _ = yield _Ask(lease, "call", ("replay", trail.task, trail.seed, trail.actions, elapsed))
+        trail.compare(digests, failure)
+        trail.start_clock(elapsed)
+
+    def _drive(self, plan: _Plan[T]) -> T:
+        try:
+            ask = next(plan)
+            while True:
+                try:
+                    answer = ask.sync()
+                except BaseException as error:
+                    ask = plan.throw(error)
+                else:
+                    ask = plan.send(answer)
+        except StopIteration as done:
+            return done.value
+
+    async def _adrive(self, plan: _Plan[T]) -> T:
+        try:
+            ask = next(plan)
+            while True:
+                try:
+                    answer = await ask.asynchronous()
+                except BaseException as error:
+                    ask = plan.throw(error)
+                else:
+                    ask = plan.send(answer)
+        except StopIteration as done:
+            return done.value
+
+    def _running(self) -> Trail:
+        if self._trail is None:
+            raise ConfigError("no episode is running (it has ended, or was never reset): call reset() first")
+        return self._trail
+
+    def _give_up(self, trail: Trail) -> None:
+        if self._trail is trail:
+            self._trail = None
+        if trail.lease is not None:
+            trail.lease.release()
+
+    def _leave(self) -> None:
+        if self._trail is not None:
+            self._give_up(self._trail)
 
     def close(self) -> None:
         """Give a running episode up; close the pool and the cluster where they are this environment's own."""

@@ -13,9 +13,10 @@ from minisandbox_ray.cluster import HostContext
 from minisandbox_ray.environments import Environment
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, SandboxError
 from minisandbox_ray.rollout import observations
-from minisandbox_ray.rollout.actions import Malformed, Submit, parse_action
+from minisandbox_ray.rollout.actions import Command, Malformed, Submit, parse_action
 from minisandbox_ray.rollout.config import EpisodeConfig
 from minisandbox_ray.rollout.grades import graded_once
+from minisandbox_ray.rollout.replay import digest
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Grade, Task, grade, grade_key
 
@@ -66,6 +67,7 @@ class Episode:
         self._layer: Path
         self._deadline = 0.0
         self._turns = 0
+        self._was_replayed = False
 
     @staticmethod
     def prepare(context: HostContext) -> None:
@@ -123,33 +125,72 @@ class Episode:
             except MiniSandboxError as error:
                 result = failed(error, info)
             except Exception as error:  # a bad rollout is data, not a crash
-                logger.exception("an episode of task %s failed", self._task.instance_id)
-                result = failed(SandboxError(f"{type(error).__name__}: {error}"), info)
+                result = failed(self._unexpected(error), info)
             self.ended = result[2] or result[3]
         if self.ended or self._closed:
             self.close()
         return result
 
+    def replay(
+        self, task: Task, seed: int | None, actions: list[str], elapsed: float
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Reset, and take again the actions of an episode that failed elsewhere, in place of ``reset``.
+
+        Returns the digests of the observations (fewer than ``actions`` if the episode is over before; it is not
+        graded then) and reset's info. ``elapsed``: seconds that the episode had used of its time; the replay adds
+        none, but may itself take no longer than ``episode_timeout``. Raises MiniSandboxError.
+        """
+        _, info = self.reset(task, seed)
+        digests: list[str] = []
+        try:
+            with self._busy:
+                for action in actions:
+                    observation, is_submitted = self._act(action, {"seconds": {}})
+                    if is_submitted or self._is_over():
+                        break
+                    digests.append(digest(observation))
+        except MiniSandboxError as error:
+            if error.owner != "agent":
+                self.close()
+                raise
+        except Exception as error:
+            self.close()
+            raise self._unexpected(error) from error
+        if self._closed:
+            self.close()
+        self._deadline = time.monotonic() + self._config.episode_timeout - elapsed
+        self._was_replayed = True
+        return digests, info
+
     def _step(self, action: str, info: dict[str, Any]) -> Step:
+        observation, terminated = self._act(action, info)
+        truncated = not terminated and self._is_over()
+        if not terminated and not truncated:
+            return observation, 0.0, False, False, info
+        graded = self._grade(info)
+        info |= {"failure_owner": None, "failure": "", "trainable": True}
+        return observation, graded.reward, terminated, truncated, info
+
+    def _act(self, action: str, info: dict[str, Any]) -> tuple[str, bool]:
+        """(observation, whether the action is to submit); runs the command unless the time is over."""
         self._turns += 1
         info["turn"] = self._turns
         turns_left = self._config.max_turns - self._turns
         seconds_left = self._deadline - time.monotonic()
         parsed = parse_action(action)
         observation = ""
-        if isinstance(parsed, Submit) or seconds_left <= 0:
-            pass
-        elif isinstance(parsed, Malformed):
+        if isinstance(parsed, Malformed) and seconds_left > 0:
             observation = observations.of_malformed(parsed, turns_left)
-        else:
+        elif isinstance(parsed, Command) and seconds_left > 0:
             observation = self._run(parsed.text, min(self._config.command_timeout, seconds_left), turns_left, info)
-        terminated = isinstance(parsed, Submit)
-        truncated = not terminated and (turns_left <= 0 or time.monotonic() >= self._deadline)
-        if not terminated and not truncated:
-            return observation, 0.0, False, False, info
-        graded = self._grade(info)
-        info |= {"failure_owner": None, "failure": "", "trainable": True}
-        return observation, graded.reward, terminated, truncated, info
+        return observation, isinstance(parsed, Submit)
+
+    def _is_over(self) -> bool:
+        return self._turns >= self._config.max_turns or time.monotonic() >= self._deadline
+
+    def _unexpected(self, error: Exception) -> SandboxError:
+        logger.error("an episode of task %s failed", self._task.instance_id, exc_info=error)
+        return SandboxError(f"{type(error).__name__}: {error}")
 
     def _run(self, command: str, timeout: float, turns_left: int, info: dict[str, Any]) -> str:
         sandbox = self._open_sandbox()
@@ -187,7 +228,12 @@ class Episode:
             graded, cached = run(), False
         else:
             key = grade_key(self._task, diff, self._task.environment, config)
-            graded, cached = graded_once(self._grades, key, config.timeout, run)
+            if self._was_replayed:
+                # The worker that was lost may have promised this grade: don't wait for it, and let nobody else.
+                graded, cached = run(), False
+                self._grades.put.remote(key, graded)
+            else:
+                graded, cached = graded_once(self._grades, key, config.timeout, run)
         info["seconds"]["grade"] = time.perf_counter() - started
         info |= {"graded": graded.model_dump(), "grade_cached": cached}
         return graded

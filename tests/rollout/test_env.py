@@ -1,8 +1,4 @@
 import asyncio
-import os
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,24 +12,9 @@ from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks import GradingConfig, Task
 
 from .conftest import FIX
+from .play import SUBMIT, bash, kill, sandbox_init, sandbox_worker, until, used
 
-SUBMIT = "```bash\nsubmit\n```"
 UNCACHED = EpisodeConfig(grading=GradingConfig(cache=False))
-
-
-def bash(command: str) -> str:
-    return f"I run this.\n\n```bash\n{command}\n```\n"
-
-
-def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
-def used(pool: EpisodePool) -> int:
-    return sum(node["used"] for node in pool.stats()["nodes"].values())
 
 
 def test_fixed_task_earns_one(pool: EpisodePool, task: Task) -> None:
@@ -113,30 +94,12 @@ def test_agent_that_exhausts_its_sandbox_has_only_itself_to_blame(pool: EpisodeP
     assert (reward, terminated or truncated, info["trainable"]) == (0.0, True, True)
 
 
-def sandbox_init(marker: str) -> int:
-    """Host process id of the first process of the sandbox in which a process has ``marker`` as an argument."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if not entry.name.isdigit() or marker.encode() not in (entry / "cmdline").read_bytes().split(b"\0"):
-                continue
-            pid = int(entry.name)
-            while True:
-                status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-                if status["NSpid"].split()[-1] == "1":
-                    return pid
-                pid = int(status["PPid"])
-        except OSError:
-            continue
-    return 0
-
-
 def test_sandbox_killed_from_outside_is_not_the_agents_failure(pool: EpisodePool, task: Task) -> None:
     async def main() -> None:
-        env = SandboxEnv(pool)
+        env = SandboxEnv(pool, EpisodeConfig(replays=0))
         await env.areset(task)
         step = asyncio.create_task(env.astep(bash("sleep 543.21")))
-        assert await asyncio.to_thread(until, lambda: sandbox_init("543.21") > 0)
-        os.kill(sandbox_init("543.21"), signal.SIGKILL)
+        await asyncio.to_thread(kill, sandbox_init, "543.21")
         _, reward, terminated, _, info = await step
         assert (reward, terminated) == (0.0, True)
         assert (info["failure_owner"], info["trainable"]) == ("sandbox", False)
@@ -148,12 +111,10 @@ def test_sandbox_killed_from_outside_is_not_the_agents_failure(pool: EpisodePool
 
 def test_killed_worker_is_a_failure_of_the_cluster_and_leaves_nothing(pool: EpisodePool, task: Task) -> None:
     async def main() -> None:
-        env = SandboxEnv(pool)
+        env = SandboxEnv(pool, EpisodeConfig(replays=0))
         await env.areset(task)
         step = asyncio.create_task(env.astep(bash("sleep 654.32")))
-        assert await asyncio.to_thread(until, lambda: sandbox_init("654.32") > 0)
-        worker = await asyncio.wrap_future(env._lease._worker.control("ping").future())
-        os.kill(worker, signal.SIGKILL)
+        await asyncio.to_thread(kill, sandbox_worker, "654.32")
         _, _, terminated, _, info = await step
         assert (terminated, info["failure_owner"], info["trainable"]) == (True, "cluster", False)
         with pytest.raises(ConfigError, match="call reset"):
