@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 LOCALITY_LEAD = 8
 LOCALITY_SHARE = 0.25
+LOCALITY_WINDOW = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +50,69 @@ class Request:
     environment: str | None
     slots: int
     avoid: frozenset[str]
+    number: int
+    """Its place among all that its client has asked for."""
     worker: Slots | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Queue:
+    """A client's requests that wait, in the order that they came in."""
+
+    requests: "OrderedDict[str, Request]" = field(default_factory=OrderedDict)
+    by_environment: "dict[str, OrderedDict[str, Request]]" = field(default_factory=dict)
+    unheld: list[tuple[int, str]] = field(default_factory=list)
+    """A heap: the environments that no node holds, by the number of the first request; others are left out late."""
+    asked: int = 0
+
+    def add(self, request: Request) -> None:
+        """At the end."""
+        self.asked = request.number
+        self.requests[request.lease_id] = request
+        if request.environment:
+            alike = self.by_environment.setdefault(request.environment, OrderedDict())
+            alike[request.lease_id] = request
+            if len(alike) == 1:
+                self.note_unheld(request.environment)
+
+    def note_unheld(self, environment: str) -> None:
+        """Perhaps no node holds it now."""
+        if environment in self.by_environment:
+            heapq.heappush(self.unheld, (self.first(environment).number, environment))
+        if len(self.unheld) > 2 * len(self.by_environment) + 100:
+            self.unheld = [(self.first(environment).number, environment) for environment in self.by_environment]
+            heapq.heapify(self.unheld)
+
+    def remove(self, request: Request) -> None:
+        """From wherever it is."""
+        del self.requests[request.lease_id]
+        if request.environment:
+            alike = self.by_environment[request.environment]
+            del alike[request.lease_id]
+            if not alike:
+                del self.by_environment[request.environment]
+
+    def first(self, environment: str | None = None) -> Request:
+        """The one that came first, of all or of those for an environment."""
+        return next(iter((self.by_environment[environment] if environment else self.requests).values()))
+
+    def first_held(self, held: set[str]) -> Request | None:
+        """The one that came first of those for one of these environments."""
+        firsts = (self.first(environment) for environment in held & self.by_environment.keys())
+        return min(firsts, key=lambda request: request.number, default=None)
+
+    def first_unheld(self, holders: Mapping[str, int]) -> Request | None:
+        """The one that came first of those for environments without holders."""
+        while self.unheld:
+            number, environment = self.unheld[0]
+            if environment in holders or environment not in self.by_environment:
+                heapq.heappop(self.unheld)
+                continue
+            request = self.first(environment)
+            if request.number == number:
+                return request
+            heapq.heapreplace(self.unheld, (request.number, environment))
+        return None
 
 
 class Loads:
@@ -104,7 +167,10 @@ class Loads:
 class Ledger:
     """Grants slots: in which order, and where.
 
-    Order: each client's requests first come, first served; clients that wait take turns, a lease each. A request for
+    Order: each client's requests first come, first served; clients that wait take turns, a lease each. With a
+    ``window``, a request that would have its environment unpacked gives way to the client's first one for what the node
+    holds, or else, if another node holds the environment, to the first one for what no node holds; but one that came
+    in more than that share of all slots later overtakes none, which bounds how often a request is. A request for
     more slots than a worker has free keeps its client's turn, and the first such reserves the worker where it will fit
     soonest, as far as can be told: that one takes nothing else until the request has found its place, there or
     elsewhere. So it waits for the leases of one worker at most, while all other workers serve the others.
@@ -115,17 +181,20 @@ class Ledger:
     equal nodes differ by at most one if all or none of them hold what is asked for, and by ``lead`` + 1 if some do.
     """
 
-    def __init__(self, lead: int = LOCALITY_LEAD, share: float = LOCALITY_SHARE) -> None:
+    def __init__(
+        self, lead: int = LOCALITY_LEAD, share: float = LOCALITY_SHARE, window: float = LOCALITY_WINDOW
+    ) -> None:
         self._lead = lead
         self._share = share
+        self._window = window
         self._nodes: dict[str, Node] = {}
         self._by_bit: dict[int, Node] = {}
         self._free_bits: list[int] = []
         self._workers: dict[str, Slots] = {}
         self._sizes: Counter[int] = Counter()
         self._leases: dict[str, Request] = {}
-        # In the order of their turns, and the requests in the order that they came in.
-        self._queues: OrderedDict[str, OrderedDict[str, Request]] = OrderedDict()
+        # Of the clients that wait, in the order of their turns.
+        self._queues: OrderedDict[str, Queue] = OrderedDict()
         self._reservation: tuple[Request, Slots] | None = None
         self._held_slots: Counter[str] = Counter()
         self._retired: set[str] = set()
@@ -150,7 +219,7 @@ class Ledger:
     @property
     def waiting(self) -> int:
         """Requests that have no slot yet."""
-        return sum(len(queue) for queue in self._queues.values())
+        return sum(len(queue.requests) for queue in self._queues.values())
 
     def used_by_node(self) -> dict[str, tuple[int, int]]:
         """Slots in use and slots in all, by node id; retired nodes are there until their last worker is removed."""
@@ -158,8 +227,10 @@ class Ledger:
 
     def client_usage(self) -> dict[str, tuple[int, int]]:
         """Slots held and requests waiting, by client, of those who have either."""
-        clients = dict.fromkeys([*self._held_slots, *self._queues])
-        return {client: (self._held_slots[client], len(self._queues.get(client, ()))) for client in clients}
+        usage = {client: (held, 0) for client, held in self._held_slots.items()}
+        for client, queue in self._queues.items():
+            usage[client] = (self._held_slots[client], len(queue.requests))
+        return usage
 
     def holders(self, environment: str) -> frozenset[str]:
         """Ids of the nodes where an environment is unpacked, or on its way."""
@@ -235,6 +306,8 @@ class Ledger:
             self._holders[environment] ^= node.bit
             if not self._holders[environment]:
                 del self._holders[environment]
+                for queue in self._queues.values():
+                    queue.note_unheld(environment)
 
     # -- leases
 
@@ -252,9 +325,9 @@ class Ledger:
         """
         if lease_id in self._leases or slots < 1:
             raise ValueError(f"lease {lease_id!r} for {slots} slots cannot be requested")
-        request = Request(lease_id, client_id, environment, slots, avoid)
-        self._leases[lease_id] = request
-        self._queues.setdefault(client_id, OrderedDict())[lease_id] = request
+        queue = self._queues.setdefault(client_id, Queue())
+        request = self._leases[lease_id] = Request(lease_id, client_id, environment, slots, avoid, queue.asked + 1)
+        queue.add(request)
 
     def give_back(self, lease_id: str) -> None:
         """Free the lease's slots, or take its request from the queue; unknown is fine."""
@@ -284,11 +357,10 @@ class Ledger:
             elif worker.free >= request.slots:
                 granted.append(self._take(request, worker))
         # Whose turn it is, but whose request fits nowhere now: they are the first ones again next time.
-        passed: list[tuple[str, OrderedDict[str, Request]]] = []
+        passed: list[tuple[str, Queue]] = []
         while self._queues and self._room[1]:
             client_id, queue = self._queues.popitem(last=False)
-            request = next(iter(queue.values()))
-            place = self._place(request)
+            request, place = self._next(queue)
             if place is None:
                 passed.append((client_id, queue))
                 if request.slots > 1 and self._reservation is None:
@@ -303,7 +375,7 @@ class Ledger:
 
     def drain(self) -> list[str]:
         """Empty the queue; returns who waited."""
-        waiting = [lease_id for queue in self._queues.values() for lease_id in queue]
+        waiting = [lease_id for queue in self._queues.values() for lease_id in queue.requests]
         for lease_id in waiting:
             self.give_back(lease_id)
         return waiting
@@ -333,6 +405,24 @@ class Ledger:
 
     # -- placement
 
+    def _next(self, queue: Queue) -> tuple[Request, Slots | None]:
+        """Which of a client's requests is next, and where it goes now; None if the first one fits nowhere."""
+        request = queue.first()
+        place = self._place(request)
+        last = request.number + int(self._window * self.capacity)
+        if last == request.number or place is None or request.slots > 1 or not request.environment:
+            return request, place
+        node = place.node
+        if request.environment in node.environments:
+            return request, place
+        other = queue.first_held(node.environments)
+        if (other is None or other.number > last) and request.environment in self._holders:
+            other = queue.first_unheld(self._holders)
+        if other is None or other.number > last or node.node_id in other.avoid:
+            return request, place
+        worker = self._least_loaded(node, other.slots, other.avoid)
+        return (other, worker) if worker else (request, place)
+
     def _place(self, request: Request) -> Slots | None:
         """Where a request goes now; None if it fits nowhere."""
         if request.slots >= len(self._room):
@@ -348,12 +438,16 @@ class Ledger:
         bit = self._loads.choose(nodes, holders, self._lead, self._share)
         if not bit:
             return None
-        workers = (
+        return self._least_loaded(self._by_bit[bit], request.slots, avoid)
+
+    def _least_loaded(self, node: Node, slots: int, avoid: frozenset[str]) -> Slots | None:
+        """Of a node's workers that have so many slots free, but for those to avoid."""
+        workers = [
             worker
-            for worker in self._by_bit[bit].workers.values()
-            if worker.free >= request.slots and not worker.reserved and worker.worker_id not in avoid
-        )
-        return min(workers, key=lambda worker: worker.used / worker.capacity)
+            for worker in node.workers.values()
+            if worker.capacity - worker.used >= slots and not worker.reserved and worker.worker_id not in avoid
+        ]
+        return min(workers, key=lambda worker: worker.used / worker.capacity, default=None)
 
     def _avoided(self, request: Request) -> int:
         """The nodes that are avoided, or have room on avoided workers only."""
@@ -363,10 +457,7 @@ class Ledger:
                 avoided |= self._nodes[avoid].bit
             elif avoid in self._workers:
                 node = self._workers[avoid].node
-                if not any(
-                    worker.free >= request.slots and not worker.reserved and worker.worker_id not in request.avoid
-                    for worker in node.workers.values()
-                ):
+                if not self._least_loaded(node, request.slots, request.avoid):
                     avoided |= node.bit
         return avoided
 
@@ -389,11 +480,11 @@ class Ledger:
         if self._reservation and self._reservation[0] is request:
             self._cancel_reservation()
         queue = self._queues[request.client_id]
-        del queue[request.lease_id]
-        if not queue:
+        queue.remove(request)
+        if not queue.requests:
             del self._queues[request.client_id]
 
-    def _restore_turns(self, passed: list[tuple[str, OrderedDict[str, Request]]]) -> None:
+    def _restore_turns(self, passed: list[tuple[str, Queue]]) -> None:
         while passed:
             client_id, queue = passed.pop()
             self._queues[client_id] = queue
