@@ -8,10 +8,17 @@ import os
 import sys
 
 from minisandbox_ray import __version__
-from minisandbox_ray.cli import build, cache, doctor, shell, validate
+from minisandbox_ray.cli import build, cache, doctor, rollout, shell, validate
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 
-VERBS = {"shell": shell, "build": build, "validate": validate, "cache": cache, "doctor": doctor}
+VERBS = {
+    "shell": shell,
+    "build": build,
+    "validate": validate,
+    "rollout": rollout,
+    "cache": cache,
+    "doctor": doctor,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

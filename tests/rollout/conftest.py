@@ -6,44 +6,16 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, connect
-from minisandbox_ray.environments import EnvSpec, NodeStore, Source, build_environment, cache_root
-from minisandbox_ray.errors import BuildError
+from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.rollout import EpisodePool
 from minisandbox_ray.tasks import Task
 
-PATCH = """\
-diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a + b
-+    return a - b
-"""
-
-FIX = "sed -i 's/a - b/a + b/' calc.py"
-
-TESTS = """\
-from calc import add
-
-
-def test_zero():
-    assert add(0, 0) == 0
-
-
-def test_add():
-    assert add(1, 2) == 3
-"""
+from .calc import build_task, cache_in
 
 
 @pytest.fixture(scope="package")
 def cache(sandboxes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    wheels = cache_root() / "wheels"
-    root = tmp_path_factory.mktemp("cache")
-    if wheels.is_dir():
-        (root / "wheels").symlink_to(wheels)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINISANDBOX_CACHE", str(root))
+    with cache_in(tmp_path_factory.mktemp("cache")) as root:
         yield root
 
 
@@ -54,27 +26,7 @@ def store(cache: Path) -> NodeStore:
 
 @pytest.fixture(scope="package")
 def task(cache: Path, store: NodeStore, tmp_path_factory: pytest.TempPathFactory) -> Task:
-    source = tmp_path_factory.mktemp("source")
-    (source / "calc.py").write_text("def add(a, b):\n    return a + b\n")
-    (source / "tests").mkdir()
-    (source / "tests" / "test_calc.py").write_text(TESTS)
-    path_file = "$(python -c \"import sysconfig; print(sysconfig.get_path('purelib'))\")/testbed.pth"
-    spec = EnvSpec(
-        source=Source(kind="path", path=source), packages=["pytest==8.3.5"], install=[f'echo /testbed > "{path_file}"']
-    )
-    try:
-        manifest = build_environment(spec, cache / "archives", store)
-    except BuildError as error:
-        pytest.skip(f"no environment without a package index: {str(error).splitlines()[0]}")
-    return Task(
-        instance_id="calc__1.operator_00000000",
-        repo="calc",
-        problem_statement="Adding numbers gives wrong sums.",
-        patch=PATCH,
-        FAIL_TO_PASS=["tests/test_calc.py::test_add"],
-        PASS_TO_PASS=["tests/test_calc.py::test_zero"],
-        environment=manifest.digest,
-    )
+    return build_task(cache, store, tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="package")

@@ -11,7 +11,7 @@ from minisandbox_ray.rollout import EpisodeConfig, EpisodePool, SandboxEnv, vali
 from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks import GradingConfig, Task
 
-from .conftest import FIX
+from .calc import FIX
 from .play import SUBMIT, bash, kill, sandbox_init, sandbox_worker, until, used
 
 UNCACHED = EpisodeConfig(grading=GradingConfig(cache=False))

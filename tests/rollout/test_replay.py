@@ -16,7 +16,7 @@ from minisandbox_ray.rollout.config import check_lifetime, grading_seconds
 from minisandbox_ray.rollout.replay import DivergedError, Trail, digest
 from minisandbox_ray.tasks import GradingConfig, Task
 
-from .conftest import FIX
+from .calc import FIX
 from .play import SUBMIT, bash, kill, sandbox_init, sandbox_worker, until, used, workers
 
 UNCACHED = EpisodeConfig(grading=GradingConfig(cache=False))
@@ -248,5 +248,5 @@ def test_lease_must_outlast_agent_and_grading() -> None:
         assert part in str(error.value)
     assert grading_seconds(GradingConfig(cache=False)) < grading_seconds(GradingConfig())
     quickstart = f"config={Path(__file__).parents[2] / 'configs' / 'quickstart.yaml'}"
-    with pytest.raises(ConfigError, match="episode.episode_timeout=7000 .* cluster.lease_seconds=7200"):
+    with pytest.raises(ConfigError, match=r"episode\.episode_timeout=7000 .* cluster\.lease_seconds=7200"):
         load_config([quickstart, "episode.episode_timeout=7000"])

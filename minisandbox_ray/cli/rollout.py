@@ -1,0 +1,178 @@
+"""Play episodes of tasks with a policy, and keep their trajectories."""
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from minisandbox_ray.cli.inputs import add_isolation, read_tasks
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks import Task, require_environments
+
+if TYPE_CHECKING:
+    from minisandbox_ray.cluster import ClusterConfig
+    from minisandbox_ray.rollout import EpisodeConfig
+    from minisandbox_ray.rollout.policies import Policy
+    from minisandbox_ray.rollout.trajectory import Trajectory, TrajectoryFile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``TASKS`` as for validate; of a training configuration, the bounds of episodes and the cluster are taken, too."""
+    parser.add_argument("tasks", metavar="TASKS", help="tasks.jsonl, or a training configuration (YAML)")
+    parser.add_argument(
+        "--policy",
+        required=True,
+        metavar="gold|empty|random|FILE.jsonl",
+        help="the gold fix; submit at once; a few harmless commands; or the actions of earlier trajectories",
+    )
+    parser.add_argument("--samples", type=int, default=1, metavar="N", help="episodes per task (default: 1)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="trajectories.jsonl is written there; what it holds already is not played again (default: a new directory "
+        "in runs/)",
+    )
+    parser.add_argument(
+        "--concurrency", type=int, metavar="N", help="episodes at a time (default: the cluster's slots)"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="play the first N tasks only")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="sample k of a task has seed S + k")
+    add_isolation(parser)
+    parser.add_argument("--address", help="Ray cluster to run on; default: RAY_ADDRESS, else a local one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play what is not there yet, and print a summary; 0 also where episodes failed: a rerun tries them again."""
+    from minisandbox_ray.rollout.policies import choose_policy
+    from minisandbox_ray.rollout.trajectory import TrajectoryFile
+
+    for name in ("samples", "concurrency", "limit"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
+    tasks = read_tasks(arguments.tasks, arguments.isolation)[: arguments.limit]
+    if not tasks:
+        raise ConfigError(f"{arguments.tasks} holds no tasks")
+    require_environments(tasks)
+    episode, cluster, archives = _settings(arguments)
+    policy, make_policy, turns = choose_policy(arguments.policy, tasks, arguments.samples)
+    if turns > episode.max_turns and arguments.policy not in {"gold", "empty", "random"}:
+        episode = episode.model_copy(update={"max_turns": turns})  # what was recorded is played to its end
+    output = arguments.output or Path("runs") / time.strftime("rollout-%Y%m%d-%H%M%S")
+    wanted = [(task, sample) for task in tasks for sample in range(arguments.samples)]
+    started = time.monotonic()
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with TrajectoryFile(output) as file:
+            _check_same(file, policy, arguments.seed)
+            finished = {pair for pair, trajectory in file.last.items() if trajectory.is_finished}
+            episodes = [(task, sample) for task, sample in wanted if (task.instance_id, sample) not in finished]
+            try:
+                if episodes:
+                    _play(episodes, file, policy, make_policy, arguments, episode, cluster, archives)
+            except (KeyboardInterrupt, SystemExit):
+                done = sum((task.instance_id, sample) in file.last for task, sample in wanted)
+                text = f"{done} of {len(wanted)} trajectories are in {file.path}; go on with --output {output}"
+                print(text, file=sys.stderr)
+                raise
+            rows = [file.last[task.instance_id, sample] for task, sample in wanted]
+            print(summary(rows, len(episodes), time.monotonic() - started, file.path))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> "tuple[EpisodeConfig, ClusterConfig, Path | None]":
+    from minisandbox_ray.cluster import ClusterConfig
+    from minisandbox_ray.config import load_config
+    from minisandbox_ray.rollout import EpisodeConfig
+
+    if Path(arguments.tasks).suffix not in {".yaml", ".yml"}:
+        cluster = ClusterConfig(address=arguments.address, isolation=arguments.isolation)
+        return EpisodeConfig(), cluster, None
+    config = load_config([f"config={arguments.tasks}"])
+    update = {"isolation": arguments.isolation} if arguments.isolation != "strict" else {}
+    update |= {"address": arguments.address} if arguments.address else {}
+    return config.episode_config(), config.cluster.model_copy(update=update), config.archives
+
+
+def _check_same(file: "TrajectoryFile", policy: str, seed: int) -> None:
+    """Raise ConfigError for a file that another batch began."""
+    for trajectory in file.last.values():
+        if (trajectory.policy, trajectory.seed - trajectory.sample) != (policy, seed):
+            raise ConfigError(
+                f"{file.path} holds trajectories of policy {trajectory.policy} with seed "
+                f"{trajectory.seed - trajectory.sample}, not of {policy} with seed {seed}: choose another --output"
+            )
+
+
+def _play(
+    episodes: list[tuple[Task, int]],
+    file: "TrajectoryFile",
+    policy: str,
+    make_policy: "Callable[[], Policy]",
+    arguments: argparse.Namespace,
+    episode: "EpisodeConfig",
+    cluster: "ClusterConfig",
+    archives: Path | None,
+) -> None:
+    from minisandbox_ray.cluster import connect
+    from minisandbox_ray.rollout import EpisodePool
+    from minisandbox_ray.rollout.batch import play
+
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    counts = Counter[str]()
+
+    def on_trajectory(trajectory: "Trajectory") -> None:
+        file.append(trajectory)
+        counts[_outcome(trajectory)] += 1
+        text = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        progress.update(bar, advance=1, description=text)
+
+    with connect(cluster, file.path.parent), EpisodePool(cluster, archives) as pool, progress:
+        bar = progress.add_task("playing", total=len(episodes))
+        asyncio.run(
+            play(
+                episodes,
+                pool,
+                make_policy,
+                policy=policy,
+                seed=arguments.seed,
+                config=episode,
+                concurrency=arguments.concurrency,
+                on_trajectory=on_trajectory,
+            )
+        )
+
+
+def _outcome(trajectory: "Trajectory") -> str:
+    if trajectory.failure_owner is not None:
+        return "failed"
+    return "resolved" if trajectory.resolved else "unresolved"
+
+
+def summary(rows: "list[Trajectory]", played: int, seconds: float, path: Path) -> str:
+    """One line about a batch."""
+    counts = Counter(_outcome(row) for row in rows)
+    owners = Counter(row.failure_owner for row in rows if row.failure_owner)
+    parts = [f"{len(rows)} episodes: {counts['resolved']} resolved, {counts['unresolved']} unresolved"]
+    if owners:
+        again = "" if all(row.is_finished for row in rows) else "; run it again to try again what the agent did not do"
+        parts.append(f"{counts['failed']} failed ({', '.join(f'{n} {o}' for o, n in sorted(owners.items()))}{again})")
+    parts.append(f"{played} played in {seconds:.1f} s")
+    return f"{', '.join(parts)} | {path}"
+
+
+def _terminate(*_: object) -> NoReturn:
+    # The same clean end as for Ctrl-C.
+    raise SystemExit(143)
