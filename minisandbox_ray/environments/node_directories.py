@@ -68,7 +68,9 @@ def hold_node(key: str | None) -> NodeHold:
     while True:
         try:
             with disk_errors(alive):
-                alive.parent.mkdir(parents=True, exist_ok=True)
+                alive.parent.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):  # mkdir's own exist_ok looks again, and may find it swept
+                    alive.parent.mkdir()
                 descriptor = os.open(alive, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # swept between the two

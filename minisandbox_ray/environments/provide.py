@@ -156,7 +156,7 @@ class _Search:
     def rebuild(self) -> Provided:
         """Build the environment from its recipe. Raises what the whole search comes to."""
         if self.recipe is None:
-            raise self._error("and no manifest says how to build it")
+            raise self._error("and no manifest says how to build it: build it, or correct the archives path")
         manifest, name = self.recipe, self.digest[:12]
         self.log(f"no sound archive of {name} ({manifest.spec.describe()}): building it again")
         try:
@@ -165,7 +165,7 @@ class _Search:
                 if environment_digest(manifest.spec, interpreter.id) != self.digest:
                     raise BuildError(
                         "this node's python, system or source directory would give another environment: build it where "
-                        "they are as they were"
+                        "they have not changed"
                     )
                 self._retire_manifest()
                 build_environment(manifest.spec, self.local, self.store, self.log)
@@ -226,9 +226,7 @@ class _Search:
     def _error(self, end: str) -> ArchiveError:
         kind = DamagedArchiveError if self.damaged else MissingArchiveError
         places = "; ".join(self.failures)
-        return kind(
-            f"no sound archive of environment {self.digest[:12]} ({places}), {end}: build it on a node like this"
-        )
+        return kind(f"no sound archive of environment {self.digest[:12]} ({places}), {end}")
 
     def _provided(self, origin: Origin, manifest: Manifest) -> Provided:
         return Provided(origin, self.seconds, manifest.unpacked_bytes, self.quarantined)

@@ -88,7 +88,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
-def plant(archives: Path, name: str, files: int = 20, size: int = 1000, base: BaseSystem | None = None) -> Manifest:
+def plant(
+    archives: Path,
+    name: str,
+    files: int = 20,
+    size: int = 1000,
+    base: BaseSystem | None = None,
+    content: bytes | None = None,
+) -> Manifest:
     """A small archive that no build made, for tests of archives and store: needs neither network nor sandbox."""
     spec = EnvSpec(variables={"NAME": name})
     interpreter = next(each for each in find_interpreters() if not each.is_system).id
@@ -98,7 +105,9 @@ def plant(archives: Path, name: str, files: int = 20, size: int = 1000, base: Ba
     (tree / "venv/bin").mkdir(parents=True)
     (tree / "testbed").mkdir()
     for number in range(files):
-        (tree / f"testbed/{number}.txt").write_bytes(bytes([number % 251]) * size)
+        (tree / f"testbed/{number}.txt").write_bytes(
+            bytes([number % 251]) * size if content is None else bytes([number]) + content
+        )
     (tree / "venv/bin/tool").write_text("#!/bin/sh\n")
     (tree / "venv/bin/tool").chmod(0o755)
     (tree / "venv/bin/link").symlink_to("tool")
