@@ -1,8 +1,12 @@
 """Failures that are not the agent's: the episode is played again elsewhere, and comes out as without them."""
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +18,7 @@ from minisandbox_ray.errors import ClusterError, ConfigError, SandboxError
 from minisandbox_ray.rollout import EpisodeConfig, EpisodePool, SandboxEnv
 from minisandbox_ray.rollout.config import check_lifetime, grading_seconds
 from minisandbox_ray.rollout.replay import DivergedError, Trail, digest
-from minisandbox_ray.tasks import GradingConfig, Task
+from minisandbox_ray.tasks import GradingConfig, Task, save_tasks
 
 from .calc import FIX
 from .play import SUBMIT, bash, kill, sandbox_init, sandbox_worker, until, used, workers
@@ -178,6 +182,46 @@ def test_bound_of_replays(pool: EpisodePool, task: Task) -> None:
     assert (reward, terminated, info["failure_owner"], info["trainable"]) == (0.0, True, "sandbox", False)
     assert info["replay"] == {"count": 1, "turns": [2], "diverged_turns": []}
     assert until(lambda: is_clean(pool))
+
+
+@pytest.mark.parametrize("at", ["between", "during"])
+def test_lease_that_is_taken_back(pool: EpisodePool, task: Task, at: str) -> None:
+    with ThreadPoolExecutor() as threads, SandboxEnv(pool, UNCACHED) as env:
+        env.reset(task)
+        env.step(bash(FIX))
+        assert env._trail is not None
+        taken = env._trail.lease
+        assert taken is not None
+        if at == "between":
+            taken.release()
+        step = threads.submit(env.step, bash("sleep 2.2201; ls"))
+        assert until(lambda: sandbox_init("2.2201") > 0)
+        if at == "during":
+            taken.release()
+        *_, info = step.result()
+        assert (info["exit_code"], info["replay"]) == (0, {"count": 1, "turns": [2], "diverged_turns": []})
+        assert env.step(SUBMIT)[1] == 1.0
+    assert until(lambda: is_clean(pool))
+
+
+@pytest.mark.slow
+def test_node_that_is_lost(task: Task, tmp_path: Path) -> None:
+    save_tasks([task], tmp_path / "tasks.jsonl")
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:
+        script = Path(__file__).with_name("raylets.py")
+        ray = {"RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0"}
+        command = [sys.executable, str(script), str(tmp_path / "tasks.jsonl")]
+        done = subprocess.run(command, env=os.environ | ray, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert "failed" not in results, results["failed"]
+    outcomes = results["outcomes"]
+    assert [(row["reward"], row["code"]) for row in outcomes] == [(1.0, 0)] * 8
+    assert [row["replay"]["count"] for row in outcomes].count(1) == 4
+    assert all(
+        row["replay"]["diverged_turns"] == [] and row["moved"] == bool(row["replay"]["count"]) for row in outcomes
+    )
+    assert (results["used"], results["nodes"]) == (0, 1)
 
 
 def test_cancelled_in_the_middle_of_a_replay(pool: EpisodePool, task: Task) -> None:
