@@ -9,7 +9,6 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,17 +29,18 @@ class NodeDirectories(NamedTuple):
     """Its own directory of archives, see `provide`."""
 
 
-@dataclass(frozen=True)
 class NodeHold:
     """The right to a node's directories, for the life of the process or until `close`."""
 
-    directories: NodeDirectories
-    _descriptor: int | None = None
+    def __init__(self, directories: NodeDirectories, descriptor: int | None = None) -> None:
+        self.directories = directories
+        self._descriptor = descriptor
 
     def close(self) -> None:
-        """Let go; the directories may be swept from now on."""
+        """Let go; the directories may be swept from now on. A second call does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
+        self._descriptor = None
 
 
 def node_directories(key: str | None) -> NodeDirectories:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +22,10 @@ from minisandbox_ray.environments.archive import (
 )
 from minisandbox_ray.environments.build import build_environment
 from minisandbox_ray.environments.cache import sync_directory
-from minisandbox_ray.environments.room import disk_errors, writable_directory
+from minisandbox_ray.environments.room import Room, disk_errors, free_room, reserve, writable_directory
 from minisandbox_ray.environments.sources import Peer, PeerSource, Source, UrlSource, hide_credentials, is_url
 from minisandbox_ray.environments.spec import environment_digest
-from minisandbox_ray.environments.store import NodeStore
+from minisandbox_ray.environments.store import NodeStore, unpacked_room
 from minisandbox_ray.errors import (
     ArchiveError,
     BuildError,
@@ -68,8 +69,9 @@ def provide(
 
     These are, in order: the directory `archives`; `local`, this node's own directory of archives; `archives` if that
     is a URL (see UrlSource); the `peers`. What comes over the network is verified while it is written to `local`, and
-    unpacked from there. A damaged archive is renamed so that nobody finds it again. Where nobody has a sound one, but
-    somebody the recipe, the environment is built again into `local`. `log` gets a line for whatever is unusual.
+    unpacked from there; that copy stays until the disk is full. A damaged archive is renamed so that nobody finds it
+    again. Where nobody has a sound one, but somebody the recipe, the environment is built again into `local`. `log`
+    gets a line for whatever is unusual.
 
     One at a time per environment on this node. Nothing keeps the result from eviction: see `NodeStore.use`. Raises
     MissingArchiveError or DamagedArchiveError with what was wrong in each place, ArchiveError for an environment of
@@ -126,7 +128,9 @@ class _Search:
             self.recipe = self.recipe or read_manifest(directory, self.digest)
         try:
             with self._clock("unpack"):
-                environment = self.store.materialise(self.digest, directory)
+                environment = self._roomy(
+                    self.store.root, unpacked_room, partial(self.store.materialise, self.digest, directory)
+                )
         except MissingArchiveError as error:
             self.failures.append(str(error))
         except DamagedArchiveError as error:
@@ -135,6 +139,8 @@ class _Search:
             self.failures.append(f"{error}; {fate}")
             self.log(self.failures[-1])
         else:
+            with suppress(FileNotFoundError):
+                os.utime(_fetched_mark(directory, self.digest))
             return self._provided(origin, environment.manifest)
         return None
 
@@ -167,7 +173,7 @@ class _Search:
                         "this node's python, system or source directory would give another environment: build it where "
                         "they have not changed"
                     )
-                self._retire_manifest()
+                self._retire()
                 build_environment(manifest.spec, self.local, self.store, self.log)
         except (BuildError, SandboxError) as error:
             raise self._error(f"and building it again failed: {_first_line(error)}") from error
@@ -186,13 +192,33 @@ class _Search:
         self.recipe = self.recipe or manifest
         self.store.check_fits(manifest)
         writable_directory(self.local)
-        what = f"archive {self.digest[:12]}"
-        self.store.make_disk_room(what, self.local, manifest.archive_bytes)
+
+        def receive() -> None:
+            self.store.make_disk_room(f"archive {self.digest[:12]}", self.local, manifest.archive_bytes)
+            _receive(self.local, manifest, source)
+
+        self._roomy(self.local, lambda manifest: Room(manifest.archive_bytes, 3), receive)
+
+    def _roomy[Result](self, place: Path, needed: Callable[[Manifest], Room], action: Callable[[], Result]) -> Result:
+        """What `action` returns. Where the disk of `place` is full, copies of archives make room and it is called again.
+
+        The copies are those that were fetched and can be again; the least recently used go first.
+        """
         try:
-            _receive(self.local, manifest, source)
-        except StoreFullError:  # others write to the disk as well
-            self.store.make_disk_room(what, self.local, 2 * manifest.archive_bytes)
-            _receive(self.local, manifest, source)
+            return action()
+        except StoreFullError:
+            if self.recipe is None:
+                raise
+            wanted = needed(self.recipe) + reserve(place)
+        with suppress(OSError):  # others remove some too
+            marks = sorted(self.local.glob(".*.fetched"), key=lambda mark: mark.stat().st_mtime)
+            for mark in marks if self.local.stat().st_dev == place.stat().st_dev else []:
+                digest = mark.name.split(".")[1]
+                if digest != self.digest and not free_room(place).holds(wanted):
+                    self.log(f"the disk of {place} is full: removing the copy of archive {digest[:12]}")
+                    for path in (manifest_path(self.local, digest), archive_path(self.local, digest), mark):
+                        path.unlink(missing_ok=True)
+        return action()
 
     def _quarantine(self, directory: Path, seen: "_Seen") -> str:
         """Move away what was found damaged, unless somebody has put something else there; returns what was done."""
@@ -209,12 +235,13 @@ class _Search:
             return f"it can't be moved away ({error.strerror})"
         return f"moved to {moved}" if moved else "it has been replaced meanwhile"
 
-    def _retire_manifest(self) -> None:
-        """A manifest without an archive would meet the new archive before the new manifest is there."""
-        path = manifest_path(self.local, self.digest)
-        if path.exists() and not archive_path(self.local, self.digest).exists():
-            with disk_errors(path):
-                path.unlink(missing_ok=True)
+    def _retire(self) -> None:
+        """What must not be taken for a part of the archive that is about to be built."""
+        manifest = manifest_path(self.local, self.digest)
+        with disk_errors(self.local):
+            _fetched_mark(self.local, self.digest).unlink(missing_ok=True)
+            if not archive_path(self.local, self.digest).exists():
+                manifest.unlink(missing_ok=True)
 
     def _recipes(self, directories: list[Path]) -> Iterator[Manifest]:
         """What manifests that were moved away say: the recipe may be sound where the archive was not."""
@@ -268,11 +295,11 @@ def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
     """
     _sweep_partial(directory)
     final = archive_path(directory, manifest.digest)
-    partial = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    part = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
     total, size = hashlib.sha256(), 0
     try:
         with disk_errors(final):
-            file = partial.open("wb")
+            file = part.open("wb")
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)  # see _sweep_partial
             for piece in _sent(source, manifest):
@@ -289,10 +316,12 @@ def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
             with disk_errors(final):
                 file.flush()
                 os.fsync(file.fileno())
-                partial.replace(final)
+                part.replace(final)
                 sync_directory(directory)
     finally:
-        partial.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+    with disk_errors(final):
+        _fetched_mark(directory, manifest.digest).touch()
     write_manifest(directory, manifest)
 
 
@@ -315,6 +344,11 @@ def _sweep_partial(directory: Path) -> None:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def _fetched_mark(directory: Path, digest: str) -> Path:
+    """An empty file that tells copies, which can be fetched again, from what may be the only archive."""
+    return directory / f".{digest}.fetched"
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -333,8 +333,8 @@ class NodeStore:
             unpack(archives, manifest, tree)
             self._finish(manifest, tree)
 
-        on_disk = Room(manifest.unpacked_bytes + manifest.files * BLOCK, manifest.files)
-        self._in_room(f"environment {manifest.digest[:12]}", manifest.unpacked_bytes, on_disk, make)
+        what = f"environment {manifest.digest[:12]}"
+        self._in_room(what, manifest.unpacked_bytes, unpacked_room(manifest), make)
 
     def _finish(self, manifest: Manifest, tree: Path) -> None:
         (tree / "manifest.json").write_text(manifest.model_dump_json(indent=1))
@@ -464,6 +464,11 @@ class NodeStore:
             f"free{inodes} and nothing is left to evict: free some space there, or put MINISANDBOX_CACHE on a larger "
             f"disk"
         )
+
+
+def unpacked_room(manifest: Manifest) -> Room:
+    """What unpacking an archive may take on a disk."""
+    return Room(manifest.unpacked_bytes + manifest.files * BLOCK, manifest.files)
 
 
 def _words(base: BaseSystem) -> str:

@@ -1,5 +1,6 @@
 """A full disk stops what needs room, and nothing else; with room again everything works, in the same process."""
 
+import os
 import threading
 from contextlib import ExitStack
 from functools import partial
@@ -175,6 +176,31 @@ def _archives(disk: Path, shelf: Path, a: Manifest) -> None:
         full_line(caught.value, disk)
         assert list(local.iterdir()) == []
     assert provide(a.digest, archives=shelf.as_uri(), local=local, store=store).origin == "url"
+
+
+def _copies(disk: Path, shelf: Path, some: list[Manifest], own: Manifest) -> None:
+    local, store = disk / "archives", NodeStore(disk / "store")
+    local.mkdir()
+    for path in shelf.glob(f"{own.digest}.*"):
+        (local / path.name).write_bytes(path.read_bytes())
+    a, b, c = (each.digest for each in some)
+    for digest in (a, b, a):
+        provide(digest, archives=shelf.as_uri(), local=local, store=store)
+        store.evict(digest)
+    log: list[str] = []
+    # What is free with the copy of b gone is enough for c, packed and unpacked; what stays is more recent, or no copy.
+    with filled(disk, leave=RESERVE * MIB + some[0].unpacked_bytes + 2 * MIB):
+        assert provide(c, archives=shelf.as_uri(), local=local, store=store, log=log.append).origin == "url"
+        assert len(log) == 1 and b[:12] in log[0]
+    kept = {path.name for path in local.glob("*.json")}
+    assert kept == {f"{each}.json" for each in (a, c, own.digest)}
+
+
+def test_copies_of_archives_that_can_be_fetched_again_make_room(tmp_path: Path) -> None:
+    shelf = tmp_path / "archives"
+    some = [plant(shelf, name, files=5, content=os.urandom(4 * MIB)) for name in "abc"]
+    own = plant(shelf, "own", files=5, content=os.urandom(4 * MIB))
+    on_small_disk(partial(_copies, shelf=shelf, some=some, own=own), tmp_path, INTERPRETER + RESERVE + 7 * 20)
 
 
 def test_the_directory_that_archives_are_fetched_to(tmp_path: Path) -> None:

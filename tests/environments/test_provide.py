@@ -106,7 +106,8 @@ def web(shelf: Path) -> Iterator[str]:
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+    """What people see of a directory."""
+    return sorted(path.name for path in directory.iterdir() if not path.name.endswith(".fetched"))
 
 
 def both(digest: str) -> list[str]:
