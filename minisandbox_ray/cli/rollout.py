@@ -167,7 +167,7 @@ def summary(rows: "list[Trajectory]", played: int, seconds: float, path: Path) -
     owners = Counter(row.failure_owner for row in rows if row.failure_owner)
     parts = [f"{len(rows)} episodes: {counts['resolved']} resolved, {counts['unresolved']} unresolved"]
     if owners:
-        again = "" if all(row.is_finished for row in rows) else "; run it again to try again what the agent did not do"
+        again = "" if all(row.is_finished for row in rows) else "; run it again to try those again"
         parts.append(f"{counts['failed']} failed ({', '.join(f'{n} {o}' for o, n in sorted(owners.items()))}{again})")
     parts.append(f"{played} played in {seconds:.1f} s")
     return f"{', '.join(parts)} | {path}"

@@ -211,10 +211,7 @@ class Episode:
         """Take the diff, close the agent's sandbox, grade in a fresh one."""
         started = time.perf_counter()
         sandbox = self._open_sandbox()
-        try:
-            diff = sandbox.diff(_patches)
-        except SandboxError as error:
-            raise self._blamed(sandbox, error) from error
+        diff = self._diff(sandbox)
         sandbox.close()
         info["seconds"]["diff"] = time.perf_counter() - started
         info["diff"] = diff if len(diff) <= LONGEST_DIFF_IN_INFO else ""
@@ -237,6 +234,18 @@ class Episode:
         info["seconds"]["grade"] = time.perf_counter() - started
         info |= {"graded": graded.model_dump(), "grade_cached": cached}
         return graded
+
+    def _diff(self, sandbox: Sandbox) -> str:
+        try:
+            return sandbox.diff(_patches)
+        except SandboxError as error:
+            if error.owner != "sandbox" or self._closed:
+                raise
+        # The sandbox that git ran in may have been killed; what the agent did to stop git stops it again.
+        try:
+            return sandbox.diff(_patches)
+        except SandboxError as error:
+            raise self._blamed(sandbox, error) from error
 
     def _open_sandbox(self) -> Sandbox:
         with self._state:

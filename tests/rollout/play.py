@@ -80,6 +80,19 @@ def sandbox_worker(marker: str) -> int:
     return 0
 
 
+def diff_init() -> int:
+    """Host process id of the first process of a sandbox of this process's cluster in which git makes a diff; or 0."""
+    ours = [f"starter of {worker}".encode() for worker in workers()]
+    for pid in _processes(lambda pid: b"fast-import" in _arguments(pid)):
+        try:
+            init = next((above for above in _ancestors(pid) if _is_init(above)), 0)
+            if any(worker in _arguments(int(_status(init)["PPid"]))[0] for worker in ours):
+                return init
+        except (OSError, KeyError):
+            continue
+    return 0
+
+
 def workers() -> list[int]:
     """Host process ids of the workers of this process's own Ray cluster."""
     return list(_processes(lambda pid: _is_worker(pid) and os.getpid() in _ancestors(pid)))

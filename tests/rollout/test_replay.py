@@ -21,7 +21,7 @@ from minisandbox_ray.rollout.replay import DivergedError, Trail, digest
 from minisandbox_ray.tasks import GradingConfig, Task, save_tasks
 
 from .calc import FIX
-from .play import SUBMIT, bash, kill, sandbox_init, sandbox_worker, until, used, workers
+from .play import SUBMIT, bash, diff_init, kill, sandbox_init, sandbox_worker, until, used, workers
 
 UNCACHED = EpisodeConfig(grading=GradingConfig(cache=False))
 UNTOUCHED = {"count": 0, "turns": [], "diverged_turns": []}
@@ -88,6 +88,17 @@ def test_worker_in_the_middle_of_grading(pool: EpisodePool, task: Task) -> None:
         _, reward, terminated, _, info = submitted.result(timeout=120)
     assert (reward, terminated, info["trainable"], info["grade_cached"]) == (1.0, True, True, False)
     assert info["replay"] == {"count": 1, "turns": [2], "diverged_turns": []}
+    assert until(lambda: is_clean(pool))
+
+
+def test_sandbox_in_the_middle_of_a_diff(pool: EpisodePool, task: Task) -> None:
+    with ThreadPoolExecutor() as threads, SandboxEnv(pool, UNCACHED) as env:
+        env.reset(task)
+        env.step(bash(f"{FIX}; head -c 30000000 /dev/urandom > data"))
+        submitted = threads.submit(env.step, SUBMIT)
+        kill(lambda _: diff_init(), "")
+        _, reward, _, _, info = submitted.result()
+    assert (reward, info["trainable"]) == (1.0, True)
     assert until(lambda: is_clean(pool))
 
 
