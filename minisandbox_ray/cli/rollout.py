@@ -64,8 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_environments(tasks)
     episode, cluster, archives = _settings(arguments)
     policy, make_policy, turns = choose_policy(arguments.policy, tasks, arguments.samples)
-    if turns > episode.max_turns and arguments.policy not in {"gold", "empty", "random"}:
-        episode = episode.model_copy(update={"max_turns": turns})  # what was recorded is played to its end
+    episode = episode.model_copy(update={"max_turns": max(episode.max_turns, turns)})
     output = arguments.output or Path("runs") / time.strftime("rollout-%Y%m%d-%H%M%S")
     wanted = [(task, sample) for task in tasks for sample in range(arguments.samples)]
     started = time.monotonic()

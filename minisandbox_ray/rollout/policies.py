@@ -74,16 +74,16 @@ class Recording(BaseModel):
 
 def choose_policy(name: str, tasks: list[Task], samples: int) -> tuple[str, Callable[[], Policy], int]:
     """``gold``, ``empty``, ``random``, or a JSON lines file of recordings: (name in trajectories, what makes one for an
-    episode, the most actions that it takes). Raises ConfigError for an unknown one, a bad line, or a task without.
+    episode, turns that it must be given at least). Raises ConfigError for an unknown one, a bad line, a task without.
     """
     if name == "gold":
         for task in tasks:
             task.gold_command()
-        return name, lambda: Scripted(lambda task, sample, seed: [task.gold_action()]), 2
+        return name, lambda: Scripted(lambda task, sample, seed: [task.gold_action()]), 1
     if name == "empty":
         return name, lambda: Scripted(lambda task, sample, seed: []), 1
     if name == "random":
-        return name, lambda: Scripted(_random), 5
+        return name, lambda: Scripted(_random), 1
     path = Path(name)
     if path.suffix != ".jsonl":
         raise ConfigError(f"unknown policy {name}: choose gold, empty, random, or a file of actions, FILE.jsonl")
