@@ -26,6 +26,11 @@ def add_isolation(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """For verbs that look at a cluster."""
+    parser.add_argument("--address", help="Ray cluster, HOST:PORT; default: RAY_ADDRESS, else the one on this machine")
+
+
 def archives_and_store(isolation: Isolation = "strict") -> tuple[Path, NodeStore]:
     """This machine's archives and node store, in the cache directory."""
     return cache_root() / "archives", NodeStore(cache_root() / "store", isolation=isolation)

@@ -8,7 +8,7 @@ import os
 import sys
 
 from minisandbox_ray import __version__
-from minisandbox_ray.cli import build, cache, doctor, rollout, shell, validate
+from minisandbox_ray.cli import build, cache, doctor, pool, rollout, shell, status, validate
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 
 VERBS = {
@@ -16,6 +16,8 @@ VERBS = {
     "build": build,
     "validate": validate,
     "rollout": rollout,
+    "status": status,
+    "pool": pool,
     "cache": cache,
     "doctor": doctor,
 }

@@ -18,8 +18,8 @@ import ray
 
 from minisandbox_ray.cluster import watcher
 from minisandbox_ray.cluster.config import ClusterConfig
-from minisandbox_ray.cluster.lease import first_line
-from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, check_unpack_slots, default_unpack_slots, sandbox_nodes
+from minisandbox_ray.cluster.messages import first_line
+from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, check_nodes, default_unpack_slots, sandbox_nodes
 from minisandbox_ray.errors import ClusterError, ConfigError
 
 # sockaddr_un holds 107 bytes; Ray appends "/session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store".
@@ -58,9 +58,9 @@ def connect(config: ClusterConfig, run_dir: Path | None = None) -> Connection:
     if ray.is_initialized():
         connection = Connection(lambda: None)
     else:
-        connection = _start_local(run_dir) if address == "local" else _join(address)
+        connection = _start_local(run_dir) if address == "local" else join(address)
     try:
-        check_unpack_slots(sandbox_nodes())
+        check_nodes(sandbox_nodes(config.exclude_labels))
     except BaseException:
         connection.close()
         raise
@@ -76,7 +76,12 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _join(address: str) -> Connection:
+def join(address: str | None = None) -> Connection:
+    """Connect this process to a Ray cluster that runs: at ``address``, else at ``RAY_ADDRESS``, else this machine's.
+
+    Raises ClusterError when it cannot be reached.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
     host, _, port = address.rpartition(":")
     try:
         if port.isdigit() and "://" not in address:  # Ray itself tries for minutes

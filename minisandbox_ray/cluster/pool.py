@@ -1,76 +1,93 @@
-"""All workers of a cluster, and the leases on their sandboxes."""
+"""All sandbox slots of a cluster, as a client holds them."""
 
 import asyncio
+import contextlib
 import itertools
-import queue
+import os
+import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
 import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minisandbox_ray.cluster.config import ClusterConfig
-from minisandbox_ray.cluster.lease import Lease, Worker, first_line
-from minisandbox_ray.cluster.ledger import Ledger
-from minisandbox_ray.cluster.nodes import Node, check_unpack_slots, sandbox_nodes
-from minisandbox_ray.cluster.unpack import start_unpacking
-from minisandbox_ray.cluster.worker import HostContext, Missing, Opening, WorkerActor
-from minisandbox_ray.errors import ClusterError
+from minisandbox_ray.cluster.crew import START_ATTEMPTS, START_SECONDS
+from minisandbox_ray.cluster.lease import Lease
+from minisandbox_ray.cluster.messages import (
+    Attached,
+    Ended,
+    Event,
+    Failed,
+    Grant,
+    Message,
+    Opening,
+    Release,
+    Request,
+    first_line,
+)
+from minisandbox_ray.cluster.nodes import Node, check_nodes, head_node, sandbox_nodes
+from minisandbox_ray.cluster.scheduler import NAMESPACE, STOP_SECONDS, SchedulerActor, pool_settings
+from minisandbox_ray.errors import ClusterError, MiniSandboxError, Owner
 
-START_SECONDS = 120.0
-RELEASE_SECONDS = 60.0
-STOP_SECONDS = 10.0
-# A worker that cannot be started this many times in a row has a cause that another start does not cure.
-START_ATTEMPTS = 3
+REATTACH_SECONDS = 60.0
+ASK_SECONDS = 30.0
 
 
 class Pool:
-    """Workers on every node of the connected Ray cluster, and the leases on their slots.
+    """Workers on the nodes of the connected Ray cluster, and leases on their slots.
 
-    Usable from any thread and any event loop. ``host`` is what the workers host (see SandboxWorker). Raises
-    ConfigError when a node advertises no unpack slots, ClusterError when no worker can be started.
+    Usable from any thread and any event loop. ``host`` is what the workers host (see SandboxWorker), ``archives`` where
+    environments come from: a directory, which other nodes need not see, or the URL of one. With ``config.pool`` the
+    pool is shared by all drivers that name it, and outlives them. Raises ConfigError when a node advertises no unpack
+    slots, runs another version of this package or cannot write its store, or when a shared pool has other settings;
+    ClusterError when workers cannot be started.
     """
 
-    def __init__(self, config: ClusterConfig, host: Callable[..., Any], archives: Path) -> None:
-        self._config = config
-        self._host = host
-        self._context = HostContext(
-            archives=Path(archives).absolute(),
-            store_bytes=int(config.store_gib * (1 << 30)),
-            isolation=config.isolation,
-        )
-        self._ledger = Ledger()
-        self._lock = threading.RLock()
-        self._workers: dict[str, Worker] = {}
-        self._leases: dict[int, Lease] = {}
-        self._requests: dict[int, tuple[Future, Opening, float]] = {}
-        self._releasing: dict[int, tuple[float, Worker]] = {}
-        self._unpacking: dict[tuple[str, str], Future] = {}
-        self._lease_ids = itertools.count(1)
-        self._worker_ids = itertools.count(1)
-        self._starting = 0
-        self._lost_workers = 0
-        self._unpacks = 0
-        self._closed = False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        nodes = sandbox_nodes()
-        check_unpack_slots(nodes)
-        self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
-        self._keeper.start()
+    def __init__(self, config: ClusterConfig, host: Callable[..., Any], archives: Path | str) -> None:
+        source = archives if isinstance(archives, str) and "://" in archives else Path(archives).absolute()
+        check_nodes(sandbox_nodes(config.exclude_labels))
+        self._settings = pool_settings(config, source)
+        self._is_shared = config.pool is not None
+        self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._attachments = itertools.count(1)
+        self._client_id = ""  # a new one each time it attaches
+        self._sent = 0
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._leases: dict[str, Lease] = {}
+        self._requests: dict[str, tuple[Future, Request, Opening]] = {}
+        self._outbox: list[Message] = []
+        self._is_closed = False
+        here = ray.get_runtime_context().get_node_id()
+        self._scheduler = SchedulerActor.options(
+            name=config.pool or f"private-{self._name}",
+            namespace=NAMESPACE,
+            lifetime="detached" if self._is_shared else None,
+            get_if_exists=self._is_shared,
+            # Each goes down with what it needs anyway: its driver's node, or the head.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(head_node() if self._is_shared else here, soft=False),
+        ).remote(config, host, source, here)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="pool-client", daemon=True)
         try:
-            started = [self._start_worker(node, size) for node in nodes for size in config.workers_on(node.cpus)]
-            for worker in started:
-                worker.ready.result(timeout=START_SECONDS)
-        except TimeoutError as error:
-            self.close()
-            raise ClusterError(f"a sandbox worker did not start within {START_SECONDS:.0f} s") from error
+            client_id, patience = self._next_id(), START_SECONDS * (START_ATTEMPTS + 1)
+            attached = self._ask("attach", client_id, self._settings, within=patience)
+            if isinstance(attached, MiniSandboxError):
+                raise attached
         except BaseException:
-            self.close()
+            self._is_closed = True
+            if not self._is_shared:
+                self._end_scheduler()
             raise
+        self._attached: Attached = attached
+        self._client_id = client_id
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -79,25 +96,29 @@ class Pool:
         self.close()
 
     @property
+    def nodes(self) -> list[Node]:
+        """The nodes that hosted sandboxes when this client attached."""
+        return self._attached.nodes
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a lease may be held."""
+        return self._attached.lease_seconds
+
+    @property
     def capacity(self) -> int:
         """Sandboxes that the running workers host at a time."""
-        with self._lock:
-            return self._ledger.capacity
+        return sum(node["slots"] for node in self.stats()["nodes"].values())
 
     def stats(self) -> dict[str, Any]:
-        """Counts now (slots ``used`` and in all by node id, ``waiting`` requests) and since the start (``unpacks``,
-        ``lost_workers``)."""
-        with self._lock:
-            return {
-                "workers": len(self._workers),
-                "nodes": {node: {"used": used, "slots": all_} for node, (used, all_) in self._by_node().items()},
-                "waiting": self._ledger.waiting,
-                "unpacks": self._unpacks,
-                "lost_workers": self._lost_workers,
-            }
+        """Counts now and since the start, as far as the scheduler has heard.
 
-    def _by_node(self) -> dict[str, tuple[int, int]]:
-        return self._ledger.used_by_node()
+        ``nodes``, by Ray's node id: ``used`` and ``slots``, ``store`` (bytes), ``hits`` and ``misses`` of it,
+        ``unpacking``, the most ``unpack_slots_peak`` and ``unpack_bytes_peak`` at one time, …; ``waiting`` requests;
+        ``clients``; ``unpacks``, ``unpacked_bytes`` and ``unpack_seconds`` by part; ``lost_workers``; ``failures`` by
+        owner; ``troubles``: why a node has no workers.
+        """
+        return self._ask("stats")
 
     # -- leases
 
@@ -106,18 +127,21 @@ class Pool:
         environment: str | None,
         options: dict[str, Any] | None = None,
         *,
+        slots: int = 1,
         avoid: frozenset[str] = frozenset(),
         timeout: float | None = None,
     ) -> Lease:
         """Lease a slot, first come, first served; cancelling the call loses none.
 
-        ``environment``: digest of what the sandbox needs (None: nothing); ``options``: keyword arguments of the hosted
-        class; ``avoid``: worker ids to use only when there is no other free one; ``timeout``: seconds to wait (None:
-        as long as it takes). Raises ClusterError when the time is over, or the pool is closed or lost its workers.
+        ``environment``: digest of what the sandbox needs (None: nothing); a node that holds it is preferred.
+        ``options``: keyword arguments of the hosted class. ``slots``: how many it takes, for what needs more than one's
+        share of a node. ``avoid``: worker ids and node ids to use only when nothing else is free. ``timeout``: seconds
+        to wait (None: as long as it takes). Raises ClusterError when the time is over, or the pool is closed or lost
+        its workers.
         """
-        lease_id, request = self._request(environment, options, avoid)
+        lease_id, future = self._request(environment, options, slots, avoid)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(request), timeout)
+            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
         except BaseException as error:
             raise self._abandon(lease_id, error) from error
 
@@ -126,241 +150,188 @@ class Pool:
         environment: str | None,
         options: dict[str, Any] | None = None,
         *,
+        slots: int = 1,
         avoid: frozenset[str] = frozenset(),
         timeout: float | None = None,
     ) -> Lease:
         """``acquire`` for code without an event loop."""
-        lease_id, request = self._request(environment, options, avoid)
+        lease_id, future = self._request(environment, options, slots, avoid)
         try:
-            return request.result(timeout)
+            return future.result(timeout)
         except BaseException as error:
             raise self._abandon(lease_id, error) from error
 
-    def _request(
-        self, environment: str | None, options: dict[str, Any] | None, avoid: frozenset[str]
-    ) -> tuple[int, Future]:
-        request: Future = Future()
-        request.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it: see _abandon
-        lease_id = next(self._lease_ids)
-        with self._lock:
-            if self._closed:
-                raise ClusterError("the pool is closed")
-            self._requests[lease_id] = (request, Opening(environment, options or {}), time.monotonic())
-            self._ledger.request(lease_id, avoid)
-        self._grant()
-        return lease_id, request
+    def prefetch(self, demand: Mapping[str, int]) -> None:
+        """Begin to unpack what leases of so many of each environment would find missing; returns at once."""
+        self._scheduler.prefetch.remote(dict(demand))
 
-    def _abandon(self, lease_id: int, error: BaseException) -> BaseException:
+    def count_failure(self, owner: Owner) -> None:
+        """An episode failed; for the pool's counts."""
+        self.tell(Failed(owner))
+
+    def _request(
+        self, environment: str | None, options: dict[str, Any] | None, slots: int, avoid: frozenset[str]
+    ) -> tuple[str, Future]:
+        future: Future = Future()
+        future.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it: see _abandon
+        lease_id = f"{self._name}-{next(self._numbers)}"
+        request = Request(lease_id, environment, slots, avoid)
+        with self._lock:
+            if self._is_closed:
+                raise ClusterError("the pool is closed")
+            self._requests[lease_id] = future, request, Opening(environment, options or {})
+        self.tell(request)
+        return lease_id, future
+
+    def _abandon(self, lease_id: str, error: BaseException) -> BaseException:
         """Nobody waits for the request any more: take it back, or the lease that it has become. Returns what to raise
         instead of ``error``."""
         with self._lock:
             lease = self._leases.get(lease_id)
             waiting = self._requests.pop(lease_id, None)
-            if waiting:
-                self._ledger.give_back(lease_id)
         if lease:
             lease.release()
+        elif waiting:
+            self.tell(Release(lease_id, is_closed=True))
         if isinstance(error, TimeoutError):
-            return ClusterError(f"no sandbox slot was free in time ({self.capacity} slots, all in use)")
+            return ClusterError("no sandbox slot was free in time: all are in use")
         return error
 
-    def _grant(self) -> None:
-        """Hand free slots to those who wait longest."""
-        granted: list[tuple[Future, Lease | ClusterError]] = []
-        with self._lock:
-            for lease_id, worker_id in self._ledger.grants():
-                request, opening, asked = self._requests.pop(lease_id)
-                now = time.monotonic()
-                worker, deadline = self._workers[worker_id], now + self._config.lease_seconds
-                lease = Lease(self, lease_id, worker, opening, deadline=deadline, wait_seconds=now - asked)
-                self._leases[lease_id] = lease
-                granted.append((request, lease))
-            if self._closed or not (self._workers or self._starting):
-                reason = "the pool was closed" if self._closed else "no sandbox worker is left and none can be started"
-                for lease_id in self._ledger.drain():
-                    granted.append((self._requests.pop(lease_id)[0], ClusterError(reason)))
-        for request, outcome in granted:
-            if isinstance(outcome, Lease):
-                request.set_result(outcome)
-            else:
-                request.set_exception(outcome)
+    # -- what leases need
 
-    def release(self, lease: Lease) -> None:
-        """Close what the lease hosts; its slot is free once that is done."""
-        self._end(lease, "it was released")
-
-    def _end(self, lease: Lease, reason: str) -> None:
+    def tell(self, message: Message) -> None:
+        """Send it to the scheduler soon, in one call with what else is said meanwhile."""
         with self._lock:
-            if self._leases.pop(lease.lease_id, None) is None:
+            self._outbox.append(message)
+            if len(self._outbox) > 1 or self._is_closed:
                 return
-            lease.ended = reason
-            if lease.opened:
-                worker = self._workers[lease.worker_id]
-                self._releasing[lease.lease_id] = (time.monotonic() + RELEASE_SECONDS, worker)
-                closing = worker.control("release", lease.lease_id).future()
-        if lease.opened:
-            closing.add_done_callback(lambda _: self._free(lease.lease_id))
-        else:
-            self._free(lease.lease_id)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: so have the leases
+            self._loop.call_soon_threadsafe(self._send)
 
-    def forget(self, lease: Lease) -> None:
-        """The lease's object has ended and is closed: free its slot."""
+    def forget(self, lease_id: str) -> None:
+        """A lease has ended on this side."""
         with self._lock:
-            if self._leases.pop(lease.lease_id, None) is None:
+            self._leases.pop(lease_id, None)
+
+    def unpack(self, node_id: str, environment: str) -> Any:
+        """Reference to how the environment came to the node: Unpacked, or a MiniSandboxError."""
+        return self._scheduler.unpack.remote(node_id, environment)
+
+    # -- the client's thread
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._poll())
+        finally:
+            self._loop.close()
+
+    def _next_id(self) -> str:
+        return f"{self._name}.{next(self._attachments)}"
+
+    def _send(self) -> None:
+        """Everything that is to be said, in one call; later, while this client is not attached."""
+        with self._lock:
+            if not (self._outbox and self._client_id and ray.is_initialized()):
                 return
-            lease.ended = "what it hosted has ended"
-        self._free(lease.lease_id)
+            messages, self._outbox = self._outbox, []
+        self._sent += 1
+        self._scheduler.submit.remote(self._client_id, self._sent, messages)
 
-    def _free(self, lease_id: int) -> None:
-        with self._lock:
-            self._releasing.pop(lease_id, None)
-            self._ledger.give_back(lease_id)
-        self._grant()
-
-    # -- environments
-
-    def unpack(self, node: Node, missing: Missing) -> Future:
-        """Unpack an environment on a node, once for all who ask at the same time. The future's exception is a
-        ClusterError (ArchiveError for a bad archive)."""
-        key = (node.node_id, missing.environment)
-        with self._lock:
-            if key in self._unpacking:
-                return self._unpacking[key]
-            unpacked: Future = Future()
-            unpacked.set_running_or_notify_cancel()  # one of several waiters must not cancel it for the others
-            self._unpacking[key] = unpacked
-            self._unpacks += 1
-            task = start_unpacking(missing, node, self._context).future()
-
-        def done(task: Future) -> None:
-            with self._lock:
-                del self._unpacking[key]
-            failure = task.exception()
-            if failure is not None:
-                text = f"unpacking {missing.environment} on node {node.address} failed: {first_line(failure)}"
-                unpacked.set_exception(ClusterError(text))
-            elif task.result() is not None:
-                unpacked.set_exception(task.result())
-            else:
-                unpacked.set_result(None)
-
-        task.add_done_callback(done)
-        return unpacked
-
-    # -- workers
-
-    def _start_worker(self, node: Node, capacity: int, attempt: int = 1) -> Worker:
-        # The name tells nodes and their workers apart in messages and in Ray's own tools.
-        worker_id = f"{node.address}/{node.node_id[:6]}/{next(self._worker_ids)}"
-        actor = WorkerActor.options(
-            max_concurrency=capacity,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        ).remote(self._host, self._context)
-        worker = Worker(worker_id, node, capacity, actor, attempt)
-        with self._lock:
-            self._starting += 1
-        # Callbacks run on a thread of Ray's that must not call Ray: they leave the work to the keeper.
-        ping = worker.control("ping").future()
-        ping.add_done_callback(lambda ping: self._jobs.put(lambda: self._started(worker, ping)))
-        return worker
-
-    def _started(self, worker: Worker, ping: Future) -> None:
-        with self._lock:
-            self._starting -= 1
-            failure = ping.exception()
-            if failure is None and not self._closed:
-                self._workers[worker.worker_id] = worker
-                self._ledger.add_worker(worker.worker_id, worker.node.node_id, worker.capacity)
-        if failure is not None:
-            self._replace(worker, failure)
-        elif self._closed:
-            ray.kill(worker.actor)
-        else:
-            self._watch(worker)
-            worker.ready.set_result(None)
-        self._grant()
-
-    def _watch(self, worker: Worker) -> None:
-        def done(watch: Future) -> None:
-            failure = watch.exception()
-            if failure is not None:
-                self.worker_lost(worker, failure)
-            elif not self._closed:
-                self._jobs.put(lambda: self._watch(worker))
-
-        worker.control("watch").future().add_done_callback(done)
-
-    def worker_lost(self, worker: Worker, reason: BaseException | str | None) -> None:
-        """Take a worker that died (or answers no more) out, with its leases, and start another in its place."""
-        text = reason if isinstance(reason, str) else first_line(reason) if reason else "it stopped"
-        with self._lock:
-            if self._workers.pop(worker.worker_id, None) is None or self._closed:
+    async def _poll(self) -> None:
+        while not self._is_closed and ray.is_initialized():
+            try:
+                events = await self._scheduler.poll.remote(self._client_id)
+            except ActorDiedError as error:
+                self._fail_all(f"the pool has ended: {first_line(error)}")
                 return
-            self._lost_workers += 1
-            for lease_id in self._ledger.remove_worker(worker.worker_id):
-                self._releasing.pop(lease_id, None)
-                lease = self._leases.pop(lease_id, None)
-                if lease:
-                    lease.ended = f"its worker was lost: {text}"
-            self._starting += 1  # the one to come: who waits goes on waiting
-        self._jobs.put(lambda: self._restart(worker))
+            except RayError:
+                events = None
+            if events is None and not self._is_closed:
+                await self._reattach()
+            for event in events or []:
+                self._take(event)
 
-    def _restart(self, worker: Worker) -> None:
-        ray.kill(worker.actor)
-        self._replace(worker, None)
+    def _take(self, event: Event) -> None:
         with self._lock:
-            self._starting -= 1
-        self._grant()
+            future, _, opening = self._requests.pop(event.lease_id, (None, None, None))
+            lease = self._leases.pop(event.lease_id, None)
+            if isinstance(event, Grant) and future and opening:
+                granted = self._leases[event.lease_id] = Lease(self, event, opening, self.lease_seconds)
+        if isinstance(event, Ended):
+            if lease:
+                lease.ended = event.reason
+            if future:
+                future.set_exception(ClusterError(event.reason))
+        elif future:
+            future.set_result(granted)
+        elif lease is None:  # it was taken back meanwhile
+            self.tell(Release(event.lease_id, is_closed=True))
 
-    def _replace(self, worker: Worker, failure: BaseException | None) -> None:
-        """Start a worker like this one, unless its node is gone or it failed to start too often."""
-        attempt = 1 if failure is None else worker.attempt + 1
-        alive = any(node.node_id == worker.node.node_id for node in sandbox_nodes())
-        if alive and attempt <= START_ATTEMPTS and not self._closed:
-            replacement = self._start_worker(worker.node, worker.capacity, attempt)
-            replacement.ready = worker.ready if not worker.ready.done() else replacement.ready
-        elif not worker.ready.done():
-            # Ray puts the exception that ended a start at the end of a traceback.
-            text = str(failure).strip().splitlines()[-1] if failure else "its node is gone"
-            worker.ready.set_exception(ClusterError(f"no sandbox worker starts on node {worker.node.address}: {text}"))
-
-    def _keep(self) -> None:
-        """The keeper thread: what must not run on the caller's thread or on Ray's callback thread."""
+    async def _reattach(self) -> None:
+        """The scheduler started anew, or took this client for dead: leases are gone, requests are asked again."""
+        self._client_id, client_id = "", self._next_id()
+        self._end_leases("the pool's scheduler was restarted, or took this client for dead")
+        deadline = time.monotonic() + REATTACH_SECONDS
         while True:
             try:
-                job = self._jobs.get(timeout=1.0)
-            except queue.Empty:
-                job = self._expire
-            if job is None:
-                return
-            if ray.is_initialized():  # calls of Ray's would start a cluster otherwise
-                job()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
+                outcome = await self._scheduler.attach.remote(client_id, self._settings)
+                break
+            except RayError as error:
+                if isinstance(error, ActorDiedError) or time.monotonic() > deadline or not ray.is_initialized():
+                    self._fail_all(f"the pool has ended: {first_line(error)}")
+                    return
+                await asyncio.sleep(0.2 if isinstance(error, ActorUnavailableError) else 1.0)
+        if isinstance(outcome, MiniSandboxError):
+            self._fail_all(str(outcome))
+            return
         with self._lock:
-            late = [lease for lease in self._leases.values() if lease.deadline < now]
-            stuck = [worker for deadline, worker in self._releasing.values() if deadline < now]
-        for lease in late:
-            self._end(lease, f"it was held longer than lease_seconds={self._config.lease_seconds:g}")
-        for worker in stuck:
-            self.worker_lost(worker, f"it did not close a sandbox within {RELEASE_SECONDS:.0f} s")
+            # What was said to the old one means nothing to the new one: only who still waits does.
+            self._outbox = [request for _, request, _ in self._requests.values()]
+        self._client_id, self._sent = client_id, 0
+        self._send()
+
+    def _end_leases(self, reason: str) -> None:
+        with self._lock:
+            leases = list(self._leases.values())
+            self._leases.clear()
+        for lease in leases:
+            lease.ended = reason
+
+    def _fail_all(self, reason: str) -> None:
+        self._end_leases(reason)
+        with self._lock:
+            self._is_closed = True
+            requests = list(self._requests.values())
+            self._requests.clear()
+        for future, *_ in requests:
+            future.set_exception(ClusterError(reason))
+
+    # -- the end
 
     def close(self) -> None:
-        """Close all sandboxes and stop the workers; who still waits for a lease gets a ClusterError."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            workers = list(self._workers.values())
-            for lease in self._leases.values():
-                lease.ended = "the pool was closed"
-            self._leases.clear()
-        self._grant()
-        self._jobs.put(None)
-        if ray.is_initialized():
-            closing = [worker.control("close") for worker in workers]
-            ray.wait(closing, num_returns=len(closing), timeout=STOP_SECONDS) if closing else None
-            for worker in workers:
-                ray.kill(worker.actor)
-        self._keeper.join(timeout=STOP_SECONDS)
+        """Give back all that this client holds, and end the pool if it is this driver's own; who still waits for a
+        lease gets a ClusterError."""
+        if self._is_closed:
+            return
+        self._fail_all("the pool was closed")
+        if not ray.is_initialized():
+            return
+        with contextlib.suppress(ClusterError):
+            self._ask("detach", self._client_id) if self._is_shared else self._ask("close", within=STOP_SECONDS * 2)
+        if not self._is_shared:
+            self._end_scheduler()
+        if self._thread.is_alive():
+            self._thread.join(timeout=STOP_SECONDS)
+
+    def _end_scheduler(self) -> None:
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self._scheduler)
+
+    def _ask(self, method: str, *arguments: Any, within: float = ASK_SECONDS) -> Any:
+        try:
+            return ray.get(getattr(self._scheduler, method).remote(*arguments), timeout=within)
+        except GetTimeoutError:
+            raise ClusterError(f"the pool's scheduler did not answer within {within:.0f} s: is the cluster overloaded?")
+        except RayError as error:
+            raise ClusterError(f"the pool has ended: {first_line(error)}") from None

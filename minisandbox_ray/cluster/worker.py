@@ -3,6 +3,7 @@
 import atexit
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,71 +12,54 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from minisandbox_ray import __version__
+from minisandbox_ray.cluster.messages import Missing, Opening, Reply, Report
 from minisandbox_ray.errors import ClusterError, MiniSandboxError
 
 if TYPE_CHECKING:
     from minisandbox_ray.environments import NodeStore
+    from minisandbox_ray.environments.node_directories import NodeDirectories
     from minisandbox_ray.sandbox import Isolation
 
 WATCH_SECONDS = 5.0
+RELEASED_KEPT = 4096
 
 
 @dataclass
 class HostContext:
     """What a hosted object finds on its node."""
 
-    archives: Path
-    """Where environment archives lie; the same path on every node."""
+    source: Path | str
+    """Where archives come from: a directory, or the URL of one; other nodes are asked for what is not there."""
     store_bytes: int
     """Bytes that the node store may take."""
     isolation: "Isolation" = "strict"
     """Of the node's sandboxes."""
+    store_key: str | None = None
+    """Tells the stores of several Ray nodes on one machine apart; see `Node.store_key`."""
 
-    def unpacked_bytes(self, environment: str) -> int:
-        """Size of an environment once unpacked. Raises ArchiveError when its manifest is missing or bad."""
-        from minisandbox_ray.environments import read_manifest
+    @cached_property
+    def directories(self) -> "NodeDirectories":
+        """Where this node keeps its store and the archives that it fetched; kept from being swept by this process."""
+        from minisandbox_ray.environments.node_directories import hold_node, sweep_nodes
 
-        return read_manifest(self.archives, environment).unpacked_bytes
+        self._hold = hold_node(self.store_key)  # of the process: it must outlive every sandbox
+        sweep_nodes()
+        return self._hold.directories
 
     @cached_property
     def store(self) -> "NodeStore":
         """The store of this node's unpacked environments, shared by its workers."""
-        return node_store(self.store_bytes, self.isolation)
+        from minisandbox_ray.environments import NodeStore
 
+        return NodeStore(self.directories.store, self.store_bytes, self.isolation)
 
-def node_store(budget_bytes: int, isolation: "Isolation" = "strict") -> "NodeStore":
-    """The store of the node that this process runs on."""
-    from minisandbox_ray.environments import NodeStore, cache_root
-
-    return NodeStore(cache_root() / "store", budget_bytes, isolation)
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a lease's first call brings along: how to make its object, and the environment that it needs."""
-
-    environment: str | None
-    """Digest of the environment; None needs none."""
-    options: dict[str, Any]
-    """Keyword arguments of the hosted class."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a call came back with."""
-
-    value: Any = None
-    error: MiniSandboxError | None = None
-    ended: bool = False
-    """The hosted object has finished and is closed: the slot is free."""
-
-
-@dataclass(frozen=True)
-class Missing:
-    """The call was not made: this node does not hold the lease's environment yet."""
-
-    environment: str
-    unpacked_bytes: int
+    @property
+    def archives(self) -> Path:
+        """A directory of archives on this node: the source, where it is one here, else those that were fetched."""
+        if isinstance(self.source, Path) and self.source.is_dir():
+            return self.source
+        return self.directories.archives
 
 
 @dataclass
@@ -96,24 +80,26 @@ class SandboxWorker:
     def __init__(self, host: Callable[..., Any], context: HostContext) -> None:
         self._host = host
         self._context = context
-        self._hosted: dict[int, _Hosted] = {}
-        self._released: set[int] = set()
+        self._hosted: dict[str, _Hosted] = {}
+        self._released: OrderedDict[str, str] = OrderedDict()
+        self._hits = self._misses = 0
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         atexit.register(self.close)
         if hasattr(host, "prepare"):
             host.prepare(context)
 
-    def call(self, lease_id: int, opening: Opening | None, method: str, args: tuple, kwargs: dict) -> Reply | Missing:
+    def call(self, lease_id: str, opening: Opening | None, method: str, args: tuple, kwargs: dict) -> Reply | Missing:
         """Call a method of the lease's object, which is made first where ``opening`` is given."""
         try:
             if opening is not None and lease_id not in self._hosted:
-                if opening.environment is not None and not self._context.store.contains(opening.environment):
-                    return Missing(opening.environment, self._context.unpacked_bytes(opening.environment))
+                if opening.environment is not None and not self._is_held(opening.environment):
+                    return Missing(opening.environment)
                 self._open(lease_id, opening)
             hosted = self._hosted.get(lease_id)
             if hosted is None:
-                raise ClusterError(f"lease {lease_id} was released or never opened")
+                reason = self._released.get(lease_id, "this worker never opened it")
+                raise ClusterError(f"lease {lease_id} has ended: {reason}")
             with hosted.lock:
                 value = getattr(hosted.instance, method)(*args, **kwargs)
         except MiniSandboxError as error:
@@ -123,32 +109,78 @@ class SandboxWorker:
         self._close(lease_id)
         return Reply(value, ended=True)
 
-    def _open(self, lease_id: int, opening: Opening) -> None:
+    def _is_held(self, environment: str) -> bool:
+        is_held = self._context.store.contains(environment)
+        with self._lock:
+            self._hits += is_held
+            self._misses += not is_held
+        return is_held
+
+    def _open(self, lease_id: str, opening: Opening) -> None:
         instance = self._host(self._context, **opening.options)
         with self._lock:
             released = lease_id in self._released or self._stopping.is_set()
-            self._released.discard(lease_id)
             if not released:
                 self._hosted[lease_id] = _Hosted(instance)
         if released:
             instance.close()
 
-    def _close(self, lease_id: int) -> None:
+    def _close(self, lease_id: str) -> None:
         with self._lock:
             hosted = self._hosted.pop(lease_id, None)
         if hosted is not None:
             hosted.instance.close()
 
-    def release(self, lease_id: int) -> None:
+    def release(self, lease_id: str, reason: str) -> None:
         """Close the lease's object, also in the middle of a call; a first call that is still to come is refused."""
         with self._lock:
-            if lease_id not in self._hosted:
-                self._released.add(lease_id)
+            self._released[lease_id] = reason
+            if len(self._released) > RELEASED_KEPT:
+                self._released.popitem(last=False)
         self._close(lease_id)
 
-    def ping(self) -> int:
-        """Process id of the worker."""
-        return os.getpid()
+    def report(self) -> Report:
+        """What the worker and its node's store are like. The first call makes the store: ConfigError if it cannot."""
+        store = self._context.store
+        usage = store.usage()
+        figures = {"bytes": usage.bytes, "budget_bytes": usage.budget_bytes, "free_bytes": usage.free_bytes}
+        return Report(__version__, os.getpid(), store.held(), figures, self._hits, self._misses)
+
+    def ping(self) -> None:
+        """Answer."""
+
+    def unpacked_bytes(self, environment: str) -> int | MiniSandboxError | None:
+        """Size of an environment once unpacked; None if this node finds no manifest of it."""
+        from minisandbox_ray.environments.archive import parse_manifest
+        from minisandbox_ray.environments.sources import UrlSource
+
+        try:
+            found = self.archive_manifest(environment)
+            if found is None and isinstance(self._context.source, str):
+                found = UrlSource(self._context.source).manifest(environment)
+            return None if found is None else parse_manifest(found, environment, "its manifest").unpacked_bytes
+        except MiniSandboxError as error:
+            return error
+        except OSError as error:
+            return ClusterError(f"the manifest of environment {environment[:12]} cannot be read: {error}")
+
+    def archive_manifest(self, digest: str) -> bytes | None:
+        """The manifest of an archive that this node could read to another one; None if it has none."""
+        from minisandbox_ray.environments.archive import read_manifest_bytes
+
+        return next(filter(None, (read_manifest_bytes(place, digest) for place in self._places())), None)
+
+    def read_archive(self, digest: str, offset: int, length: int) -> bytes:
+        """A piece of an archive."""
+        from minisandbox_ray.environments.archive import read_manifest_bytes, read_piece
+
+        for place in self._places():
+            if read_manifest_bytes(place, digest) is not None:
+                return read_piece(place, digest, offset, length)
+        raise ClusterError(f"this node has no archive {digest[:12]} any more")
+
+    def _places(self) -> list[Path]:
+        return list(dict.fromkeys([self._context.archives, self._context.directories.archives]))
 
     def watch(self) -> None:
         """Return when the worker stops, or after a few seconds; the call fails at once when its process dies.
@@ -170,5 +202,5 @@ class SandboxWorker:
 
 # What must be answered while all sandboxes are busy (all but ``call``) goes to the group "control".
 WorkerActor: Any = ray.remote(  # type: ignore[call-overload]
-    num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 5}
+    num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 5, "archives": 2}
 )(SandboxWorker)

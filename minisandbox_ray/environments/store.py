@@ -227,6 +227,10 @@ class NodeStore:
         elif not free_room(place).holds(needs + reserve(place)):
             raise self._full(what, needs, place)
 
+    def held(self) -> frozenset[str]:
+        """The digests of what is here."""
+        return frozenset(folder.name for folder in self._environments.iterdir())
+
     def usage(self) -> StoreUsage:
         """How full the store is. Cheap: sizes are read once per environment and layer, no lock is touched."""
         sizes = [size for _, size, _ in self._kept()]

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from minisandbox_ray.cluster import NAMESPACE
 from minisandbox_ray.tasks import Grade, GradeCache
 
 CLAIM_MARGIN_SECONDS = 60.0
@@ -48,9 +49,13 @@ class GradeService:
             timer.cancel()
 
 
-def start_grade_service(episodes: int) -> Any:
-    """The actor, for so many episodes at a time: a claim that waits for another's grading holds a thread of it."""
-    return ray.remote(GradeService).options(num_cpus=0, max_concurrency=2 * episodes + 8).remote()
+def start_grade_service(episodes: int, pool: str | None = None) -> Any:
+    """The actor, for so many episodes at a time: a claim that waits for another's grading holds a thread of it.
+
+    That of a shared pool is shared and lives as long as the pool."""
+    shared = {"name": f"{pool}/grades", "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    options = {"num_cpus": 0, "max_concurrency": 2 * episodes + 8, **(shared if pool else {})}
+    return ray.remote(GradeService).options(**options).remote()
 
 
 def graded_once(grades: Any, key: str, timeout: float, run: Callable[[], Grade]) -> tuple[Grade, bool]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from minisandbox_ray.cluster import ClusterConfig, check_unpack_slots, connect
-from minisandbox_ray.cluster.connection import _join, _temporary_directory
+from minisandbox_ray.cluster import ClusterConfig, check_nodes, connect, join
+from minisandbox_ray.cluster.connection import _temporary_directory
 from minisandbox_ray.cluster.nodes import Node
 from minisandbox_ray.errors import ClusterError, ConfigError
 
@@ -99,16 +99,16 @@ def test_nothing_is_left(tmp_path: Path, ending: str | signal.Signals) -> None:
 
 def test_node_without_unpack_slots_is_named_with_the_command_to_use() -> None:
     good = Node("a", "10.0.0.1", cpus=8, unpack_slots=2)
-    check_unpack_slots([good])
+    check_nodes([good])
     with pytest.raises(ConfigError) as caught:
-        check_unpack_slots([good, Node("b", "10.0.0.2", cpus=8, unpack_slots=0)])
+        check_nodes([good, Node("b", "10.0.0.2", cpus=8, unpack_slots=0)])
     message = str(caught.value)
     assert "10.0.0.2" in message
     assert "10.0.0.1" not in message
     assert """ray start --resources='{"unpack_slots": 4}'""" in message
     assert "\n" not in message
-    with pytest.raises(ConfigError, match="no node with cpus"):
-        check_unpack_slots([])
+    with pytest.raises(ConfigError, match="no node that may host sandboxes"):
+        check_nodes([])
 
 
 def test_run_directory_of_a_running_cluster_is_refused(local_cluster: object, tmp_path: Path) -> None:
@@ -129,12 +129,22 @@ def test_unreachable_cluster_is_one_line() -> None:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"no Ray cluster at {address}: .*refused"):
-            _join(address)
+            join(address)
+
+
+def node(cpus: float, sandboxes: int = 0) -> Node:
+    return Node("a", "10.0.0.1", cpus=cpus, unpack_slots=1, sandboxes=sandboxes)
 
 
 def test_sandbox_slots_follow_the_cpus() -> None:
-    assert ClusterConfig().workers_on(2) == [4]
-    assert ClusterConfig().workers_on(64) == [16] * 8
-    assert ClusterConfig(workers_per_node=2).workers_on(4) == [4, 4]
-    assert ClusterConfig(sandboxes_per_worker=3).workers_on(3) == [3, 3]
-    assert ClusterConfig(workers_per_node=2, sandboxes_per_worker=5).workers_on(1) == [5, 5]
+    assert ClusterConfig().workers_on(node(2)) == [4]
+    assert ClusterConfig().workers_on(node(64)) == [16] * 8
+    assert ClusterConfig(workers_per_node=2).workers_on(node(4)) == [4, 4]
+    assert ClusterConfig(sandboxes_per_worker=3).workers_on(node(3)) == [3, 3]
+    assert ClusterConfig(workers_per_node=2, sandboxes_per_worker=5).workers_on(node(1)) == [5, 5]
+
+
+def test_the_resource_sandbox_overrides_the_cpus() -> None:
+    assert ClusterConfig().workers_on(node(64, sandboxes=20)) == [10, 10]
+    assert ClusterConfig(workers_per_node=3).workers_on(node(64, sandboxes=20)) == [7, 7, 6]
+    assert ClusterConfig(sandboxes_per_worker=8).workers_on(node(1, sandboxes=20)) == [7, 7, 6]

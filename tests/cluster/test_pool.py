@@ -57,7 +57,7 @@ def test_ended_object_frees_its_slot_without_release(pool: Pool, tmp_path: Path)
     notes = tmp_path / "notes"
     lease = pool.acquire_sync(None, {"notes": notes})
     assert lease.call_sync("finish") == "done"
-    assert used(pool) == 0
+    assert until(lambda: used(pool) == 0)
     assert notes.read_text() == "closed\n"
     with pytest.raises(ClusterError, match="has ended"):
         lease.call_sync("add")
@@ -74,8 +74,7 @@ def test_waiters_are_served_in_order(pool: Pool) -> None:
 
     async def main() -> None:
         waiters = [asyncio.create_task(wait(number)) for number in range(6)]
-        await asyncio.sleep(0.05)
-        assert pool.stats()["waiting"] == 6
+        assert await asyncio.to_thread(until, lambda: pool.stats()["waiting"] == 6)
         leases[0].release()
         await asyncio.gather(*waiters)
 
@@ -106,7 +105,7 @@ def test_no_slot_is_lost_by_timeout_or_cancellation(pool: Pool) -> None:
         pool.acquire_sync(None, timeout=0.05)
     for lease in with_all:
         lease.release()
-    assert used(pool) == 0
+    assert until(lambda: used(pool) == 0)
     assert pool.stats()["waiting"] == 0
 
 
