@@ -1,13 +1,32 @@
 """Cuts an agent's diff down to what it may change: the code, never the tests or what decides how they run."""
 
+import posixpath
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from typing import Literal
 
+from minisandbox_ray.tasks.sections import MIXED
 from minisandbox_ray.tasks.task import Task
+
+Outcome = Literal[
+    "applied", "cut_down", "empty", "nothing_left", "no_patch", "too_large", "refused_symlink", "conflict"
+]
+"""What became of a diff.
+
+`applied`: all of it. `cut_down`: without the files that are not the agent's. `empty`: there was none. `nothing_left`:
+all its files are not the agent's. `no_patch`: text that is no git patch, or broken in the middle. `too_large`: more
+than LARGEST. `refused_symlink`: it makes a symbolic link out of the repository, or into what is not the agent's.
+`conflict`: git could not apply it.
+"""
+REFUSED: frozenset[Outcome] = frozenset({"no_patch", "too_large", "refused_symlink"})
+"""Outcomes without a test run."""
+
+LARGEST = 32 << 20
+"""Characters of a diff."""
 
 CONFIGURATION = frozenset(
     {
@@ -17,25 +36,27 @@ CONFIGURATION = frozenset(
         "pytest.toml",
         ".pytest.toml",
         "tox.ini",
-        "setup.cfg",
-        "pyproject.toml",
         "sitecustomize.py",
         "usercustomize.py",
+        ".gitattributes",
+        ".gitmodules",
+        "pyvenv.cfg",
     }
 )
-"""Files that pytest or the interpreter load as configuration, in any directory."""
+"""Files that pytest, the interpreter or git load as configuration, in any directory."""
 
-PATTERNS = ("test_*.py", "*_test.py", "*.pth", "*.pyc", "*.pyo")
+PATTERNS = ("test_*.py", "*_test.py", "*.pth", "*.pyc", "*.pyo", "conftest.*", "*.egg-link")
 """Names of pytest's default test files, path configuration, and compiled code that would shadow its source."""
 
-DIRECTORIES = ("tests", ".git", "__pycache__", "*.egg-info", "*.dist-info")
+DIRECTORIES = ("tests", ".git", "__pycache__", "*.egg-info", "*.dist-info", "*.egg", "sitecustomize", "usercustomize")
 """Directories whose content is never the agent's (a distribution's metadata can register pytest plugins)."""
 
 SHADOWED = sys.stdlib_module_names | {
-    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "attr"),
-    *("exceptiongroup", "tomli", "colorama", "pygments", "typing_extensions"),
+    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "attr", "attrs", "minisandbox_witness"),
+    *("exceptiongroup", "tomli", "colorama", "pygments", "typing_extensions", "setuptools", "pkg_resources"),
+    *("distutils", "imp", "asyncore", "asynchat", "mock"),
 }
-"""Modules that run the tests: a new one of that name at the repository's top would be found instead."""
+"""Modules that run the tests: a new one of that name where modules are looked for would be found instead."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +68,72 @@ class FilePatch:
     """Its old and its new name."""
     creates: bool
     """Whether the new name did not exist before."""
+    changes: bool = True
+    """Whether the file is there before and afterwards, under one name."""
+    link: str | None = None
+    """Where it leads, if it becomes a symbolic link; empty if that cannot be told."""
+    is_whole: bool = True
+    """Whether it holds what its headers announce and no more."""
 
 
-def cut_down(task: Task, diff: str) -> str:
+@dataclass(frozen=True)
+class CutDown:
+    """What is left of a diff."""
+
+    diff: str
+    """The part that is applied."""
+    outcome: Outcome
+    dropped: list[str] = field(default_factory=list)
+    """Files that are not the agent's, in order."""
+    touched: frozenset[str] = frozenset()
+    """Files of the part that is applied."""
+
+    @property
+    def mixed(self) -> list[str]:
+        """Files of the part that is applied in which the tests' sections stay as they were."""
+        return sorted(path for path in self.touched if PurePosixPath(path).name in MIXED)
+
+
+def cut_down(task: Task, diff: str, installed: Collection[str] = frozenset()) -> CutDown:
     """`diff` (a git patch) without the files that the grader restores: see `Protection`."""
-    protection = Protection(task)
-    return "".join(part.text for part in file_patches(diff) if not protection.refuses(part))
+    if not diff.strip():
+        return CutDown("", "empty")
+    if len(diff) > LARGEST:
+        return CutDown("", "too_large")
+    parts = list(file_patches(diff))
+    if not diff.startswith("diff --git ") or not all(part.is_whole for part in parts):
+        return CutDown("", "no_patch")
+    protection = Protection(task, installed)
+    if any(part.link is not None and protection.refuses_link(part) for part in parts):
+        return CutDown("", "refused_symlink")
+    kept = [part for part in parts if not protection.refuses(part)]
+    dropped = sorted({path for part in parts if protection.refuses(part) for path in part.paths})
+    outcome: Outcome = "applied" if not dropped else "cut_down" if kept else "nothing_left"
+    touched = frozenset(path for part in kept for path in part.paths)
+    return CutDown("".join(part.text for part in kept), outcome, dropped, touched)
 
 
 class Protection:
     """What of a task's repository is not the agent's to change.
 
     The files of the listed tests and all of the test directory they are in; `task.test_files`; whatever matches
-    CONFIGURATION, PATTERNS or DIRECTORIES; new modules that would shadow the test runner's own.
+    CONFIGURATION, PATTERNS or DIRECTORIES; new modules that would shadow the test runner's own or one of `installed`.
+    Of the files of MIXED, the tests' sections: these may be changed, but not made, removed or renamed.
     """
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, installed: Collection[str] = frozenset()):
         self._listed = {test.split("::")[0] for test in task.tests} | set(task.test_files)
         self._roots = tuple({root for file in self._listed if (root := _test_root(file))})
+        self._above = {str(parent) for file in self._listed for parent in PurePosixPath(file).parents} - {"."}
+        self._beside = {str(PurePosixPath(file).parent) for file in self._listed}
+        self._shadowed = SHADOWED | frozenset(installed)
 
     def covers(self, path: str) -> bool:
         """Whether a file, relative to the repository, is restored."""
         *folders, name = PurePosixPath(path).parts or ("",)
         return (
             path in self._listed
+            or path in self._above  # a link or a file in the place of a directory
             or path.startswith(self._roots)
             or name in CONFIGURATION
             or any(fnmatchcase(name, pattern) for pattern in PATTERNS)
@@ -80,7 +143,48 @@ class Protection:
 
     def refuses(self, part: FilePatch) -> bool:
         """Whether a file's patch is dropped."""
-        return any(self.covers(path) or (part.creates and _shadows(path)) for path in part.paths)
+        return any(
+            self.covers(path)
+            or (part.creates and self.shadows(path))
+            or (not part.changes and PurePosixPath(path).name in MIXED)
+            for path in part.paths
+        )
+
+    def refuses_link(self, part: FilePatch) -> bool:
+        """Whether a link leads out of the repository, or to what is covered."""
+        if not part.link or "\n" in part.link:
+            return True
+        for path in part.paths:
+            target = posixpath.normpath(posixpath.join("/testbed", posixpath.dirname(path), part.link))
+            if not target.startswith("/testbed/") or self.covers(target.removeprefix("/testbed/")):
+                return True
+        return False
+
+    def shadows(self, path: str) -> bool:
+        """Whether a new file would be imported instead of what runs the tests."""
+        file = PurePosixPath(path)
+        name = file.parent.name if file.name.startswith("__init__.") else file.name.split(".")[0]
+        folder = file.parent.parent if file.name.startswith("__init__.") else file.parent
+        is_searched = str(folder) in {".", "src", "lib"} | self._beside
+        is_module = file.suffix in {".py", ".so", ".pyd", ""}
+        return is_searched and is_module and name in self._shadowed
+
+    def freezes(self, path: str) -> bool:
+        """Whether nothing may write a file, relative to the repository, while the tests run.
+
+        Not so the data of tests: honest ones write it.
+        """
+        file = PurePosixPath(path)
+        if file.parent.name == "__pycache__":  # as frozen as what it is compiled from
+            return self.freezes(str(file.parent.parent / f"{file.name.split('.')[0]}.py"))
+        return (
+            path in self._listed
+            or path in self._above
+            or f"{path}/" in self._roots
+            or file.name in CONFIGURATION | MIXED
+            or (file.suffix in {".py", ".so"} and self.covers(path))
+            or self.shadows(path)
+        )
 
 
 def _test_root(file: str) -> str:
@@ -92,21 +196,63 @@ def _test_root(file: str) -> str:
     return ""
 
 
-def _shadows(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    if parts and parts[0] in {"src", "lib"}:
-        parts = parts[1:]
-    top_level = len(parts) == 1 or (len(parts) == 2 and parts[1].startswith("__init__."))
-    return top_level and parts[0].split(".")[0] in SHADOWED
-
-
 def file_patches(diff: str) -> Iterator[FilePatch]:
     """The files of a git patch, in order. Text before the first ``diff --git`` line is left out."""
     for text in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         if text.startswith("diff --git "):
-            header = re.split(r"^(?:@@ |GIT binary patch)", text, maxsplit=1, flags=re.MULTILINE)[0].split("\n")
-            creates = any(re.match(r"new file mode|rename to|copy to", line) for line in header)
-            yield FilePatch(text, frozenset(_paths(header)), creates)
+            # Line ends of an editor that changed them all; those of the content are a part of it.
+            first = text.partition("\n")[0]
+            yield _file_patch(text.replace("\r\n", "\n") if first.endswith("\r") else text)
+
+
+def _file_patch(text: str) -> FilePatch:
+    match = re.search(r"^(?:@@ |GIT binary patch)", text, flags=re.MULTILINE)
+    header, body = (text[: match.start()], text[match.start() :]) if match else (text, "")
+    lines = header.split("\n")
+    creates = any(re.match(r"new file mode|rename to|copy to", line) for line in lines)
+    deletes = any(re.match(r"deleted file mode|rename from|old mode 12|old mode 16", line) for line in lines)
+    becomes_link = any(re.match(r"(new file mode|new mode) 120000|index \S+ 120000", line) for line in lines)
+    link = "\n".join(line[1:] for line in body.split("\n") if line.startswith("+")) if becomes_link else None
+    is_submodule = any(re.match(r"(new file mode|new mode) 160000|index \S+ 160000", line) for line in lines)
+    is_whole = _is_whole(body) and not is_submodule and _is_header(lines)
+    return FilePatch(text, frozenset(_paths(lines)), creates, not (creates or deletes), link, is_whole)
+
+
+_HEADER = re.compile(
+    r"diff --git |old mode |new mode |deleted file mode |new file mode |copy from |copy to |rename from |rename to |"
+    r"similarity index |dissimilarity index |index |--- |\+\+\+ |Binary files |$"
+)
+
+
+def _is_header(lines: list[str]) -> bool:
+    """Whether git reads nothing else there: one file's names, once."""
+    return all(_HEADER.match(line) for line in lines) and sum(line.startswith("--- ") for line in lines) <= 1
+
+
+def _is_whole(body: str) -> bool:
+    """Whether hunks have as many lines as they say, and nothing follows that git might take for another file."""
+    if body.startswith("GIT binary patch"):
+        return re.search(r"^(---|\+\+\+|@@|diff) ", body, flags=re.MULTILINE) is None
+    lines = body.split("\n")
+    at = 0
+    while at < len(lines) and lines[at].startswith("@@ "):
+        match = re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", lines[at])
+        if match is None:
+            return False
+        old, new = (1 if count is None else int(count) for count in match.groups())
+        at += 1
+        while old > 0 or new > 0:
+            kind = lines[at][:1] if at < len(lines) else "?"
+            if kind not in ("", " ", "+", "-", "\\"):
+                return False
+            old -= kind in ("", " ", "-")
+            new -= kind in ("", " ", "+")
+            at += 1
+        if old or new:
+            return False
+        while at < len(lines) and lines[at].startswith("\\"):
+            at += 1
+    return not any(lines[at:])
 
 
 def _paths(header: list[str]) -> set[str]:
@@ -123,7 +269,7 @@ def _paths(header: list[str]) -> set[str]:
         names = header[0].removeprefix("diff --git ")
         half = names[(len(names) + 1) // 2 :]
         paths.add(_unquote(half).partition("/")[2])
-    return paths - {""}
+    return {posixpath.normpath(path).lstrip("/") for path in paths - {""}}
 
 
 def _unquote(name: str) -> str:

@@ -1,18 +1,35 @@
-"""The grader: an agent's diff becomes a reward in a sandbox that the agent never touched."""
+"""The grader: an agent's diff becomes a reward in a sandbox that the agent never touched.
+
+Facts that the code under test cannot reach decide: its files are cut down to the agent's, the report of the tests
+carries a code that needs a key, the kernel tells which files were written meanwhile, and a diff that resolves its task
+is run once more with tests that must fail. Where one of them says that somebody helped, the grade is `tampered`.
+"""
 
 import hashlib
 import json
 import time
-from pathlib import Path
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from minisandbox_ray.environments import Environment
 from minisandbox_ray.errors import ConfigError, Owner, SandboxError, TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
-from minisandbox_ray.tasks.cutdown import cut_down
+from minisandbox_ray.tasks import control, rewards
+from minisandbox_ray.tasks.cutdown import REFUSED, CutDown, Outcome, Protection, cut_down
+from minisandbox_ray.tasks.sections import keep_test_sections
 from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import PASSING, Status, TestRun, run_tests
+from minisandbox_ray.tasks.written import changed, is_runner_s, written
+
+
+def _reward_name(name: str) -> str:
+    rewards.load_reward(name)
+    return name
 
 
 class GradingConfig(BaseModel):
@@ -21,13 +38,20 @@ class GradingConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     timeout: float = Field(300, gt=0, le=1e6)
-    """Seconds that the listed tests may take; longer is the agent's failure."""
+    """Seconds that the listed tests may take, in each of the two runs; longer is the agent's failure."""
     limits: Limits = Limits()
     """What the grading sandbox may use."""
     log_chars: int = Field(8000, ge=100)
     """Characters kept of the end of the test run's output."""
     cache: bool = True
     """Whether equal diffs of one task are graded once per run."""
+    reward: Annotated[str, AfterValidator(_reward_name)] = "resolved"
+    """`resolved`: 1 or 0. `f2p_fraction`: the share of FAIL_TO_PASS tests that pass, if no PASS_TO_PASS test broke.
+    `fractions`: that share times the share of PASS_TO_PASS tests that pass. Or `module:function` of your own that every
+    node can import: called with the task and a dictionary of the listed tests' statuses, it returns a finite number.
+    What was tampered with, or did not come to its end, earns 0 and is not asked for."""
+    control: bool = True
+    """Whether a diff that resolves its task is run again with tests that must fail (FAIL_TO_PASS and some others)."""
 
 
 class Grade(BaseModel):
@@ -36,19 +60,39 @@ class Grade(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     resolved: bool
-    """Whether all listed tests pass."""
+    """Whether all listed tests pass, honestly."""
     reward: float
-    """1 if resolved, else 0."""
+    """What `GradingConfig.reward` makes of it: by default 1 if resolved, else 0."""
     tests: dict[str, Status]
     """Status of every listed test."""
     owner: Owner | None = None
     """Whose failure it is if it is not resolved."""
     reason: str = ""
     """One line on why it is not resolved."""
+    outcome: Outcome = "applied"
+    """What became of the diff."""
+    dropped: list[str] = []
+    """Files of the diff that are not the agent's to change."""
+    tampered: list[str] = []
+    """What was done to the tests' result besides passing them, a line each."""
     seconds: float = 0.0
     """Time from the start of the sandbox to its end."""
+    durations: dict[str, float] = {}
+    """Seconds of the parts: `apply`, `tests`, and `control` where there was a control run."""
     log: str = ""
     """The end of the tests' output, or what git said."""
+
+
+@dataclass
+class _Run:
+    """One sandbox with the diff, and the tests in it."""
+
+    tests: TestRun = field(default_factory=TestRun)
+    complaint: str = ""
+    """Why the diff does not apply, or the tests ended the sandbox."""
+    outcome: Outcome | None = None
+    tampered: list[str] = field(default_factory=list)
+    apply_seconds: float = 0.0
 
 
 def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: GradingConfig | None = None) -> Grade:
@@ -56,39 +100,108 @@ def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: G
 
     `layer` is the task's own layer over the environment (`NodeStore.derive` of its patch). Tests that fail, error,
     crash, are skipped or do not report count as failed. What the diff does to the run (a timeout, a limit, a dead
-    sandbox) is the agent's failure. Raises SandboxError if the sandbox does not start, or dies without a diff in it.
+    sandbox) is the agent's failure. Raises SandboxError if the sandbox does not start, or dies without a diff in it;
+    TaskError if a reward function of the user's fails.
     """
     config = config or GradingConfig()
     started = time.monotonic()
-    kept = cut_down(task, diff)
-    with Sandbox(env.sandbox_spec(limits=config.limits, layer=layer)) as sandbox:
-        try:
-            if kept:
-                refusal = _apply(sandbox, kept)
-            else:
-                refusal = "it is no git patch" if diff.strip() and not diff.startswith("diff --git ") else ""
-            if refusal:
-                run, reason = TestRun(log=refusal), f"the diff does not apply: {refusal.splitlines()[0]}"
-            else:
-                run = run_tests(
-                    sandbox, task.test_command, test_files(task), timeout=config.timeout, log_chars=config.log_chars
-                )
-                reason = _reason(task, run, config)
-        except SandboxError as error:
-            if not kept:
-                raise
-            run, reason = TestRun(log=str(error)), f"the sandbox died of the tests: {error}"
-    tests = {test: run.status(test) for test in task.tests}
-    resolved = all(status in PASSING for status in tests.values())
+    cut = cut_down(task, diff, installed_modules(env.venv))
+    if cut.outcome in REFUSED:
+        run = _Run(complaint=f"the diff does not apply: {_REFUSALS[cut.outcome]}")
+    else:
+        run = _run(task, cut, env, layer, config)
+    tests = {test: run.tests.status(test) for test in task.tests}
+    durations = {"apply": run.apply_seconds, "tests": run.tests.seconds}
+    tampered = run.tampered
+    resolved = all(status in PASSING for status in tests.values()) and not tampered and not run.complaint
+    if resolved and config.control and (chosen := control.choose(task, cut.diff, env, layer)):
+        second = _run(task, cut, env, layer, config, chosen)
+        tampered = second.tampered or control.verdict(chosen, second.tests)
+        durations["control"] = second.tests.seconds
+        resolved = not tampered
+    reason = f"tampered: {tampered[0]}" if tampered else run.complaint or _reason(task, run.tests, config)
+    is_honest = bool(run.tests.cases) and not tampered and not run.complaint
     return Grade(
         resolved=resolved,
-        reward=float(resolved),
+        reward=rewards.reward_of(config.reward, task, tests) if is_honest else 0.0,
         tests=tests,
         owner=None if resolved else "agent",
         reason="" if resolved else reason,
+        outcome=run.outcome or cut.outcome,
+        dropped=cut.dropped,
+        tampered=tampered,
         seconds=time.monotonic() - started,
-        log=run.log[-config.log_chars :],
+        durations=durations,
+        log=(run.tests.log or run.complaint)[-config.log_chars :],
     )
+
+
+_REFUSALS: dict[Outcome, str] = {
+    "no_patch": "it is no git patch, or a broken one",
+    "too_large": "it is too large",
+    "refused_symlink": "it makes a symbolic link out of the repository, or to what is not the agent's",
+}
+
+
+def _run(
+    task: Task,
+    cut: CutDown,
+    env: Environment,
+    layer: Path | None,
+    config: GradingConfig,
+    chosen: list[str] | None = None,
+) -> _Run:
+    """The tests, or those `chosen` for a control run, in a fresh sandbox with the diff."""
+    run = _Run()
+    with Sandbox(env.sandbox_spec(limits=config.limits, layer=layer)) as sandbox:
+        try:
+            protection = Protection(task, installed_modules(env.venv))
+            before = written(sandbox)
+            started = time.monotonic()
+            refusal = _apply(sandbox, cut) if cut.diff else ""
+            run.apply_seconds = time.monotonic() - started
+            if refusal:
+                run.tests, run.outcome = TestRun(log=refusal), "conflict"
+                run.complaint = f"the diff does not apply: {refusal.splitlines()[0]}"
+                return run
+            applied = written(sandbox)
+            mixed = {f"/testbed/{path}" for path in cut.mixed}
+            run.tampered = _protected(set(changed(before, applied)) - mixed, protection)
+            run.tests = run_tests(
+                sandbox,
+                task.test_command,
+                test_files(task),
+                timeout=config.timeout,
+                log_chars=config.log_chars,
+                listed=chosen or task.tests,
+                touched=cut.touched,
+                control=chosen is not None,
+            )
+            run.tampered += _protected(changed(applied, written(sandbox)), protection) + run.tests.tampered
+        except SandboxError as error:
+            if not cut.diff:
+                raise
+            run.complaint = f"the sandbox died of the tests: {error}"
+    return run
+
+
+def _protected(paths: Collection[str], protection: Protection) -> list[str]:
+    """What was written although nobody may."""
+    found = [path for path in sorted(paths) if is_runner_s(path)]
+    below = [path for path in sorted(paths) if path.startswith("/testbed/")]
+    found += [path for path in below if protection.freezes(path.removeprefix("/testbed/"))]
+    return [f"{path} was written while it was graded" for path in found[:5]]
+
+
+@lru_cache(maxsize=64)
+def installed_modules(venv: Path) -> frozenset[str]:
+    """Names of the modules in a virtual environment."""
+    names = set()
+    for place in venv.glob("lib*/python3*/site-packages"):
+        for entry in place.iterdir():
+            if entry.suffix in {"", ".py", ".so"} and entry.name != "__pycache__":
+                names.add(entry.name.split(".")[0])
+    return frozenset(names)
 
 
 def test_files(task: Task) -> list[str]:
@@ -96,14 +209,26 @@ def test_files(task: Task) -> list[str]:
     return list(dict.fromkeys(test.split("::")[0] for test in task.tests))
 
 
-def _apply(sandbox: Sandbox, diff: str) -> str:
+def _apply(sandbox: Sandbox, cut: CutDown) -> str:
     """Applies a patch; returns git's complaint, empty if there is none."""
+    pristine = {path: _text(sandbox, path) for path in cut.mixed}
     result = sandbox.execute(
-        ["git", "apply", "--whitespace=nowarn", "-"], stdin=diff.encode("utf-8", "surrogateescape"), cwd="/testbed"
+        ["git", "apply", "--whitespace=nowarn", "-"], stdin=cut.diff.encode("utf-8", "surrogateescape"), cwd="/testbed"
     )
-    if result.exit_code == 0:
+    if result.exit_code:
+        complaint = result.stderr.decode("utf-8", "replace").strip()
+        return complaint or f"git apply ended with status {result.exit_code}"
+    for path, text in pristine.items():
+        merged = keep_test_sections(PurePosixPath(path).name, text, _text(sandbox, path))
+        sandbox.write_file(f"/testbed/{path}", merged.encode("utf-8", "surrogateescape"))
+    return ""
+
+
+def _text(sandbox: Sandbox, path: str) -> str:
+    try:
+        return sandbox.read_file(f"/testbed/{path}").decode("utf-8", "surrogateescape")
+    except OSError:
         return ""
-    return result.stderr.decode("utf-8", "replace").strip() or f"git apply ended with status {result.exit_code}"
 
 
 def _reason(task: Task, run: TestRun, config: GradingConfig) -> str:
@@ -153,10 +278,13 @@ def validate(
 
 def grade_key(task: Task, diff: str, digest: str, config: GradingConfig) -> str:
     """Equal keys are equal grades: sha256 over environment, task, cut-down diff, tests and grading configuration."""
+    cut = cut_down(task, diff)
     parts = [
         digest,
         task.model_dump_json(include={"instance_id", "patch", "test_command", "test_files"}),
-        cut_down(task, diff),
+        cut.diff,
+        cut.outcome,
+        cut.dropped,
         task.tests,
         config.model_dump(mode="json", exclude={"cache"}),
     ]

@@ -1,11 +1,13 @@
-"""One run of pytest in a sandbox, its results read from a JUnit XML file and given back under pytest's own ids."""
+"""One run of pytest in a sandbox. What became of the tests is told by a plugin of ours, see `witness`."""
 
+import hmac
+import json
 import re
 import secrets
-import xml.etree.ElementTree as ET
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from minisandbox_ray.sandbox import Sandbox
 
@@ -22,7 +24,11 @@ _VARIABLES = {
     "TZ": "UTC",
     "COLUMNS": "120",
 }
-_OPTIONS = "-p no:cacheprovider -o junit_family=xunit1 --rootdir=/testbed --continue-on-collection-errors --tb=short"
+_OPTIONS = "-p minisandbox_witness -p no:cacheprovider --rootdir=. --continue-on-collection-errors --tb=short"
+_WITNESS = Path(__file__).with_name("witness.py")
+_PLACE = "/opt/witness"
+_LARGEST_REPORT = 64 << 20
+"""Bytes; tens of thousands of tests that all fail at length."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Case:
     """The exception, as pytest sums it up."""
     traceback: str = ""
     """pytest's short traceback."""
+    seconds: float = 0.0
+    """How long the test itself took."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class TestRun:
     __test__ = False  # not a test class, whatever its name
 
     cases: dict[str, Case] = field(default_factory=dict)
-    """By id, file::class::name[parameters]."""
+    """By id, file::class::name[parameters]. Empty for a run that did not come to its end."""
     collection_errors: list[str] = field(default_factory=list)
     """Modules that could not be collected."""
     exit_code: int = 0
@@ -51,8 +59,10 @@ class TestRun:
     limit: str | None = None
     """The sandbox's limit that the run hit, if any."""
     log: str = ""
-    """The end of what pytest printed."""
+    """The end of what was printed."""
     seconds: float = 0.0
+    tampered: list[str] = field(default_factory=list)
+    """What the code under test did to the test runner or its report, a line each."""
 
     def status(self, test: str) -> Status:
         """A test's status; what did not report is missing."""
@@ -75,80 +85,144 @@ def run_tests(
     options: list[str] | None = None,
     variables: dict[str, str] | None = None,
     log_chars: int = 20_000,
+    listed: Collection[str] = (),
+    touched: Collection[str] = (),
+    control: bool = False,
 ) -> TestRun:
     """Runs pytest on `targets` (files or directories) at /testbed.
 
-    `files` are the repository's files that may hold tests (default: `targets`); ids are put together with them.
-    `timeout` is in seconds; `max_failures` ends the run early (0: never). Raises SandboxError if the sandbox fails.
+    `timeout` is in seconds; `max_failures` ends the run early (0: never). The functions of the `listed` tests are
+    watched; `control` runs these alone, each with a failure at its end. `touched` are the files whose code is the
+    agent's. Raises SandboxError if the sandbox fails.
     """
-    # The name cannot be guessed by tests that would like to write the report themselves.
-    report = f"/tmp/{secrets.token_hex(16)}/report.xml"
-    argv = [*test_command, *_OPTIONS.split(), f"--junitxml={report}", f"--maxfail={max_failures}"]
+    variables = variables or {}
+    path = variables.get("PYTHONPATH", sandbox.spec.env.get("PYTHONPATH", ""))
+    report, log = _Report(secrets.token_bytes(32)), _Tail(log_chars)
+    settings = {
+        "key": report.key.hex(),
+        "path": path,
+        "files": functions_of(listed),
+        "only": sorted(listed) if control else [],
+        "control": control,
+        "touched": sorted(touched),
+    }
+    sandbox.write_file(f"{_PLACE}/minisandbox_witness.py", _WITNESS.read_bytes())
     result = sandbox.execute(
-        [*argv, *(options or []), "--", *targets],
+        [*test_command, *_OPTIONS.split(), f"--maxfail={max_failures}", *(options or []), "--", *targets],
+        stdin=json.dumps(settings).encode() + b"\n",
         cwd="/testbed",
-        env=_VARIABLES | (variables or {}),
+        env=_VARIABLES | variables | {"PYTHONPATH": f"{_PLACE}:{path}" if path else _PLACE},
         timeout=timeout,
-        max_output=max(4 * log_chars, 1 << 16),
+        max_output=1 << 16,
+        on_output=lambda stream, data: (report if stream == 1 else log).add(data),
     )
     cases: dict[str, Case] = {}
     errors: list[str] = []
-    if not result.timed_out:
-        try:
-            cases, errors = parse_junit(sandbox.read_file(report), targets if files is None else files)
-        except OSError:
-            # No report, or one too large to read: pytest did not come to its end.
-            pass
-    log = (result.stdout + result.stderr).decode("utf-8", "replace")
-    if len(log) > log_chars:
-        log = f"[… {len(log) - log_chars} characters cut …]\n{log[-log_chars:]}"
+    if report.has_ended and not result.timed_out:
+        cases, errors = report.cases, report.uncollected
     limit = None if result.limit == "output" else result.limit  # printing a lot is no failure
-    return TestRun(cases, errors, result.exit_code, result.timed_out, limit, log, result.seconds)
+    return TestRun(
+        cases=cases,
+        collection_errors=errors,
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        limit=limit,
+        log=report.preface + log.text(),
+        seconds=result.seconds,
+        tampered=report.tampered,
+    )
 
 
-def parse_junit(xml: bytes, files: Collection[str]) -> tuple[dict[str, Case], list[str]]:
-    """(cases by id, modules that failed to collect) of a report in pytest's xunit1 format; both empty if it is broken.
-
-    A report names a test by dotted class name, and by the file where its function is defined, which for an inherited
-    test is another one: so the file is the one of `files` whose dotted name starts the class name.
-    """
-    try:
-        root = ET.fromstring(xml)
-    except ET.ParseError:
-        return {}, []
-    modules = {re.sub(r"\.py$", "", file).replace("/", "."): file for file in files}
-    cases: dict[str, Case] = {}
-    errors: list[str] = []
-    for element in root.iter("testcase"):
-        name, class_name = element.get("name", ""), element.get("classname", "")
-        case = _case(element)
-        if not class_name or (case.status == "error" and case.message == "collection failure"):
-            errors.append(name)
-            continue
-        test = f"{_address(class_name, element.get('file', ''), modules)}::{name}"
-        # A test whose teardown failed too reports twice: the worst counts.
-        if test not in cases or _SEVERITY.index(case.status) > _SEVERITY.index(cases[test].status):
-            cases[test] = case
-    return cases, errors
+def functions_of(tests: Collection[str]) -> dict[str, list[str]]:
+    """The functions (Class::name) of tests by file."""
+    files: dict[str, set[str]] = {}
+    for test in tests:
+        file, _, rest = test.partition("::")
+        files.setdefault(file, set()).add(rest.partition("[")[0])
+    return {file: sorted(names) for file, names in sorted(files.items())}
 
 
-def _case(element: ET.Element) -> Case:
-    for tag, status in (("error", "error"), ("failure", "failed"), ("skipped", "skipped")):
-        child = element.find(tag)
-        if child is not None:
-            expected = tag == "skipped" and child.get("type") == "pytest.xfail"
-            return Case("xfailed" if expected else status, child.get("message", ""), child.text or "")  # type: ignore[arg-type]
-    return Case("passed")
+class _Report:
+    """What the witness tells, as it comes in."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.cases: dict[str, Case] = {}
+        self.uncollected: list[str] = []
+        self.tampered: list[str] = []
+        self.has_ended = False
+        self.preface = ""
+        """What was printed before the witness was there: complaints of the interpreter or of pytest."""
+        self._mac = hmac.new(key, digestmod="sha256")
+        self._rest = b""
+        self._size = 0
+        self._number = 0
+
+    def add(self, data: bytes) -> None:
+        """More of it. Whoever else writes here is told of, and ends it."""
+        self._size += len(data)
+        if self.tampered and not self._number:
+            return
+        if self._size > _LARGEST_REPORT:
+            self._refuse("the report is too large")
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._read(line)
+        if len(self._rest) > _LARGEST_REPORT // 2:
+            self._refuse("the report is too large")
+
+    def _read(self, line: bytes) -> None:
+        code, _, text = line.partition(b" ")
+        mac = self._mac.copy()
+        mac.update(text)
+        number, _, content = text.partition(b" ")
+        if not hmac.compare_digest(code, mac.hexdigest().encode()) or number != b"%d" % self._number:
+            if self._number == 0:
+                self.preface = (self.preface + line.decode("utf-8", "replace") + "\n")[:2000]
+            else:
+                self._refuse("something else wrote to the report")
+            return
+        self._number += 1
+        self._take(json.loads(content))
+
+    def _take(self, told: Mapping[str, Any]) -> None:
+        if "tampered" in told:
+            self.tampered.append(str(told["tampered"]))
+        elif "uncollected" in told:
+            self.uncollected.append(told["uncollected"])
+        elif "end" in told:
+            self.has_ended = True
+        elif "test" in told:
+            case = Case(told["status"], told.get("message", ""), told.get("text", ""), told["seconds"])
+            known = self.cases.get(told["test"])
+            # A test whose teardown failed too reports twice: the worst counts.
+            if known is None or _SEVERITY.index(case.status) > _SEVERITY.index(known.status):
+                self.cases[told["test"]] = case
+
+    def _refuse(self, why: str) -> None:
+        if why not in self.tampered:
+            self.tampered.append(why)
 
 
-def _address(class_name: str, defined_in: str, modules: dict[str, str]) -> str:
-    """file::class of a dotted class name, "tests.test_x.TestY" """
-    parts = class_name.split(".")
-    for length in range(len(parts), 0, -1):
-        dotted = ".".join(parts[:length])
-        if dotted in modules:
-            return "::".join([modules[dotted], *parts[length:]])
-    dotted = re.sub(r"\.py$", "", defined_in).replace("/", ".")
-    if defined_in and f"{class_name}.".startswith(f"{dotted}."):
-        return "::".join([defined_in, *filter(None, class_name[len(dotted) + 1 :].split("."))])
-    return class_name
+class _Tail:
+    """The end of what is printed."""
+
+    def __init__(self, chars: int) -> None:
+        self._chars = chars
+        self._data = b""
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._size += len(data)
+        self._data = (
+            (self._data + data)[-4 * self._chars :] if len(data) < 4 * self._chars else data[-4 * self._chars :]
+        )
+
+    def text(self) -> str:
+        """At most so many characters, after a line that tells how much is missing."""
+        text = self._data.decode("utf-8", "replace")
+        if len(text) <= self._chars and len(self._data) == self._size:
+            return text
+        kept = text[-self._chars :]
+        return f"[… {self._size - len(kept.encode())} bytes cut …]\n{re.sub(chr(0xFFFD) + '+', '', kept, count=1)}"

@@ -1,7 +1,7 @@
 import pytest
 
 from minisandbox_ray.tasks import Task, cut_down
-from minisandbox_ray.tasks.cutdown import file_patches
+from minisandbox_ray.tasks.cutdown import LARGEST, Protection, file_patches
 
 TASK = Task(
     instance_id="a",
@@ -38,8 +38,10 @@ def new(path: str, mode: str = "100644") -> str:
     ],
 )
 def test_kept(patch: str) -> None:
-    assert cut_down(TASK, patch) == patch
-    assert cut_down(TASK, change("tests/unit/test_x.py") + patch + new("conftest.py")) == patch
+    whole = cut_down(TASK, patch, {"numpy"})
+    assert (whole.diff, whole.outcome, whole.dropped) == (patch, "applied", [])
+    part = cut_down(TASK, change("tests/unit/test_x.py") + patch + new("conftest.py"))
+    assert (part.diff, part.outcome, part.dropped) == (patch, "cut_down", ["conftest.py", "tests/unit/test_x.py"])
 
 
 @pytest.mark.parametrize(
@@ -55,9 +57,14 @@ def test_kept(patch: str) -> None:
         change("conftest.py"),
         new("src/pkg/conftest.py"),
         new("pytest.ini"),
-        change("setup.cfg"),
-        change("pyproject.toml"),
+        new("setup.cfg"),
+        "diff --git a/pyproject.toml b/pyproject.toml\ndeleted file mode 100644\n",
         change("tox.ini"),
+        new("lib/pkg", "100644"),
+        new("sitecustomize/__init__.py"),
+        new("numpy.py"),
+        new("src/numpy/__init__.py"),
+        new("./tests//x.py"),
         new("sitecustomize.py"),
         new("src/usercustomize.py"),
         new("evil.pth"),
@@ -68,8 +75,8 @@ def test_kept(patch: str) -> None:
         new("pytest.py"),
         new("src/_pytest/__init__.py"),
         new("json.py"),
-        new("xml.so", "120000"),
-        new("tests", "120000"),
+        new("xml.so"),
+        new("tests", "100755"),
         "diff --git a/tests/unit/test_x.py b/tests/unit/test_x.py\ndeleted file mode 100644\n",
         "diff --git a/checks.py b/x.py\nsimilarity index 100%\nrename from checks.py\nrename to x.py\n",
         "diff --git a/core.py b/conftest.py\nsimilarity index 100%\nrename from core.py\nrename to conftest.py\n",
@@ -78,8 +85,10 @@ def test_kept(patch: str) -> None:
     ],
 )
 def test_dropped(patch: str) -> None:
-    assert cut_down(TASK, patch) == ""
-    assert cut_down(TASK, change("pkg/a.py") + patch + change("pkg/b.py")) == change("pkg/a.py") + change("pkg/b.py")
+    nothing = cut_down(TASK, patch, {"numpy"})
+    assert (nothing.diff, nothing.outcome) == ("", "nothing_left")
+    part = cut_down(TASK, change("pkg/a.py") + patch + change("pkg/b.py"), {"numpy"})
+    assert (part.diff, part.outcome) == (change("pkg/a.py") + change("pkg/b.py"), "cut_down")
 
 
 def test_paths_are_unquoted() -> None:
@@ -90,5 +99,55 @@ def test_paths_are_unquoted() -> None:
     assert next(file_patches(change("a b.py").replace(".py\n@", ".py\t\n@"))).paths == {"a b.py"}
 
 
-def test_text_without_a_header_is_no_patch() -> None:
-    assert cut_down(TASK, "--- a/x\n+++ b/x\n") == ""
+@pytest.mark.parametrize(
+    ("diff", "outcome"),
+    [
+        ("", "empty"),
+        (" \n", "empty"),
+        ("--- a/x\n+++ b/x\n", "no_patch"),
+        ("words\n" + change("a.py"), "no_patch"),
+        (change("a.py")[:-3], "no_patch"),
+        (change("a.py") + "--- a/tests/x\n+++ b/tests/x\n@@ -1 +1 @@\n-a\n+b\n", "no_patch"),
+        (change("a.py") + "--- a/tests/x\n+++ b/tests/x\n", "no_patch"),
+        (change("a.py", "--- a/tests/x\n+++ b/tests/x\n"), "no_patch"),
+        (change("a.py", "rubbish\n"), "no_patch"),
+        (new("sub", "160000"), "no_patch"),
+        (change("a.py") + " " * LARGEST, "too_large"),
+        (new("a", "120000").replace("+diff --git a/tests/x b/tests/x", "+/venv/lib"), "refused_symlink"),
+        (new("a/b", "120000").replace("+diff --git a/tests/x b/tests/x", "+../../etc"), "refused_symlink"),
+        (new("a/b", "120000").replace("+diff --git a/tests/x b/tests/x", "+../tests"), "refused_symlink"),
+        (new("a/b", "120000").replace("+diff --git a/tests/x b/tests/x", "+../.git/hooks"), "refused_symlink"),
+        (new("a/b", "120000").replace("+diff --git a/tests/x b/tests/x", "+c/../d"), "applied"),
+        (change("a.py").replace("\n", "\r\n"), "applied"),
+        (change("a.py").replace("-a\n+b\n", "-a\r\n+b\r\n"), "applied"),
+    ],
+)
+def test_outcomes(diff: str, outcome: str) -> None:
+    assert cut_down(TASK, diff).outcome == outcome
+
+
+def test_files_that_are_configuration_too_are_told() -> None:
+    cut = cut_down(TASK, change("setup.cfg") + change("src/pyproject.toml") + change("a.py"))
+    assert (cut.outcome, cut.mixed) == ("applied", ["setup.cfg", "src/pyproject.toml"])
+
+
+@pytest.mark.parametrize(
+    ("path", "frozen"),
+    [
+        ("tests/unit/test_x.py", True),
+        ("tests/unit", True),
+        ("tests", True),
+        ("tests/helpers.py", True),
+        ("tests/unit/__pycache__/test_x.cpython-312.pyc", True),
+        ("conftest.py", True),
+        ("setup.cfg", True),
+        ("data/expected.json", True),
+        ("json.py", True),
+        ("tests/written.txt", False),
+        ("tests/new", False),
+        ("src/pkg/core.py", False),
+        ("src/pkg/__pycache__/core.cpython-312.pyc", False),
+    ],
+)
+def test_what_nothing_may_write_while_tests_run(path: str, frozen: bool) -> None:
+    assert Protection(TASK).freezes(path) == frozen

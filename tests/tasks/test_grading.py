@@ -97,7 +97,7 @@ def test_an_endless_loop_is_the_agent_s_failure(bench: Bench) -> None:
 def test_the_log_is_bounded(bench: Bench) -> None:
     noise = broken_with("import sys; sys.__stdout__.write('x' * 1_000_000)")
     result = grade(bench.task, noise, bench.env, bench.layer, GradingConfig(log_chars=500))
-    assert len(result.log) <= 500
+    assert 100 < len(result.log) <= 500
 
 
 def test_a_sandbox_that_does_not_start_is_not_the_agent_s_failure(bench: Bench) -> None:
@@ -109,13 +109,14 @@ def test_keys_tell_apart_what_is_graded_differently(bench: Bench) -> None:
     config = GradingConfig()
     key = grade_key(bench.task, GOLD, "digest", config)
     planted = unified_patch("conftest.py", "", "x = 1\n")
-    assert grade_key(bench.task, GOLD + planted, "digest", config) == key
     assert grade_key(bench.task, GOLD, "digest", GradingConfig(cache=False)) == key
     others = [
         grade_key(bench.task, "", "digest", config),
+        grade_key(bench.task, GOLD + planted, "digest", config),  # it tells what was dropped
+        grade_key(bench.task, GOLD, "digest", GradingConfig(reward="f2p_fraction")),
         grade_key(bench.task, GOLD, "other", config),
         grade_key(bench.task, GOLD, "digest", GradingConfig(timeout=1)),
         grade_key(bench.task.model_copy(update={"PASS_TO_PASS": []}), GOLD, "digest", config),
         grade_key(bench.task.model_copy(update={"patch": "x"}), GOLD, "digest", config),
     ]
-    assert len({key, *others}) == 6
+    assert len({key, *others}) == 8

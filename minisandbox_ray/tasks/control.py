@@ -1,0 +1,74 @@
+"""The control run: listed tests that are made to fail must be reported as failed, or somebody had a hand in that."""
+
+import ast
+import hashlib
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from minisandbox_ray.environments import Environment
+from minisandbox_ray.tasks.task import Task
+from minisandbox_ray.tasks.testrun import TestRun, functions_of
+
+SAMPLE = 20
+"""PASS_TO_PASS tests that are looked at besides those of FAIL_TO_PASS."""
+
+
+def choose(task: Task, diff: str, env: Environment, layer: Path | None) -> list[str]:
+    """The tests of a control run: those of FAIL_TO_PASS, and some others that nobody can guess.
+
+    Only those whose function stands in their own file, so that it can be made to fail. The same diff, the same tests.
+    """
+    known = {
+        f"{file}::{name}"
+        for file, names in functions_of(task.tests).items()
+        for name in set(names) & set(functions_in(_text(file, env, layer)))
+    }
+    possible = [test for test in task.tests if test.partition("[")[0] in known]
+    failing = set(task.FAIL_TO_PASS)
+    others = [test for test in possible if test not in failing]
+    choice = random.Random(hashlib.sha256(f"{task.instance_id} {diff}".encode("utf-8", "surrogateescape")).digest())
+    sample = set(choice.sample(others, min(SAMPLE, len(others)))) | failing
+    return [test for test in possible if test in sample]
+
+
+def verdict(chosen: list[str], run: TestRun) -> list[str]:
+    """What is wrong with a control run, a line each; empty if it is as it should be."""
+    if run.tampered:
+        return run.tampered
+    if not run.cases:
+        return ["the control run did not come to its end"]
+    passed = [test for test in chosen if run.status(test) in {"passed", "missing"}]
+    if not passed:
+        return []
+    more = f" (and {len(passed) - 1} more)" if len(passed) > 1 else ""
+    return [f"{passed[0]}{more} did not fail where it had to"]
+
+
+def functions_in(text: str) -> Iterator[str]:
+    """Class::name of the functions of a module; none if it does not parse."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            waiting: list[tuple[str, ast.stmt]] = [("", node) for node in ast.parse(text).body]
+        except (SyntaxError, ValueError):
+            return
+    while waiting:
+        prefix, node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name
+        elif isinstance(node, ast.ClassDef):
+            waiting += [(f"{prefix}{node.name}::", each) for each in node.body]
+        else:
+            for part in ("body", "orelse", "finalbody"):
+                waiting += [(prefix, each) for each in getattr(node, part, None) or []]
+
+
+def _text(file: str, env: Environment, layer: Path | None) -> str:
+    """A file of the repository, from the archive and not from a sandbox."""
+    for root in filter(None, (layer, env.testbed)):
+        path = root / file
+        if path.is_file() and path.resolve().is_relative_to(root.resolve()):
+            return path.read_bytes().decode("utf-8", "replace")
+    return ""

@@ -1,0 +1,68 @@
+"""Which files a sandbox's programs wrote: the kernel's own record of it, which nothing inside can reach."""
+
+import os
+from pathlib import PurePosixPath
+
+from minisandbox_ray.sandbox import Sandbox
+from minisandbox_ray.sandbox.starter import syscalls
+
+Written = dict[str, tuple[int, int]]
+"""(inode, time of the last change in ns) by absolute path inside."""
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+_RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
+_MOST = 200_000
+
+
+def written(sandbox: Sandbox) -> Written:
+    """All below /testbed and /venv that is not as the environment has it; everything where there is no overlay.
+
+    Content does not count: what is written back as it was is there, too, and so is what was removed.
+    """
+    found: Written = {}
+    for number, overlay in enumerate(sandbox.spec.overlays):
+        if sandbox._has_copies:
+            _walk(sandbox._root, overlay.target, overlay.target, found)
+        else:
+            _walk(sandbox._descriptors["layers"], f"{number}-upper", overlay.target, found)
+    return found
+
+
+def _walk(root: int, place: str, shown: str, found: Written) -> None:
+    try:
+        folder = syscalls.openat2(root, os.fsencode(place.lstrip("/")), _FLAGS, resolve=_RESOLVE)
+    except OSError:  # removed meanwhile
+        return
+    waiting = [(folder, shown)]
+    while waiting:
+        folder, shown = waiting.pop()
+        try:
+            for name in os.listdir(folder):  # noqa: PTH208
+                path = f"{shown}/{name}"
+                try:
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if name == ".git":
+                        continue
+                    if status.st_mode & 0o170000 == 0o040000:
+                        waiting.append((syscalls.openat2(folder, os.fsencode(name), _FLAGS, resolve=_RESOLVE), path))
+                    elif len(found) < _MOST:
+                        found[path] = (status.st_ino, status.st_ctime_ns)
+                except OSError:
+                    continue
+        finally:
+            os.close(folder)
+
+
+def changed(before: Written, after: Written) -> list[str]:
+    """Paths that were written in between, in order."""
+    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+def is_runner_s(path: str) -> bool:
+    """Whether a path below /venv is code or configuration that the interpreter may run."""
+    file = PurePosixPath(path)
+    if not path.startswith("/venv/"):
+        return False
+    parts = file.parts[2:]
+    is_code = file.suffix in {".py", ".pth", ".so", ".cfg"} or parts[0] == "bin"
+    return is_code or (file.suffix == ".pyc" and bool({"_pytest", "pytest", "pluggy"} & set(parts)))
