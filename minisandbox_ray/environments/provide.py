@@ -200,7 +200,7 @@ class _Search:
         self._roomy(self.local, lambda manifest: Room(manifest.archive_bytes, 3), receive)
 
     def _roomy[Result](self, place: Path, needed: Callable[[Manifest], Room], action: Callable[[], Result]) -> Result:
-        """What `action` returns. Where the disk of `place` is full, copies of archives make room and it is called again.
+        """What `action` returns; where the disk of `place` is full, copies of archives make room and it is called anew.
 
         The copies are those that were fetched and can be again; the least recently used go first.
         """

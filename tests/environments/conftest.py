@@ -96,8 +96,8 @@ def plant(
     base: BaseSystem | None = None,
     content: bytes | None = None,
 ) -> Manifest:
-    """A small archive that no build made, for tests of archives and store: needs neither network nor sandbox."""
-    spec = EnvSpec(variables={"NAME": name})
+    """A small archive that no build made, nor can: for tests of archives and store, without network and sandbox."""
+    spec = EnvSpec(python="3.99", variables={"NAME": name})
     interpreter = next(each for each in find_interpreters() if not each.is_system).id
     base = base or BaseSystem.here()
     digest = environment_digest(spec, interpreter, base)

@@ -163,7 +163,6 @@ def test_a_url_that_fails_leaves_nothing_and_peers_are_asked(
     digest = plant(shelf, "a", files=200, size=100).digest
     log: list[str] = []
     with pytest.raises(MissingArchiveError) as caught:
-        # A recipe alone would do to build it again: this node's python gives another environment for it.
         provide(digest, archives=web + place, local=local, store=fresh, log=log.append)
     assert re.search(reason, line(caught.value, digest)), caught.value
     assert not local.exists() or names(local) == []
