@@ -126,6 +126,7 @@ def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool
         tasks=tasks,
         prompts=[config.prompt.messages(task.problem_statement) for task in tasks],
         make_env=lambda: SandboxEnv(pool, episode),
+        prefetch=pool.prefetch,
         tracker=tracker,
         constant_reward=config.debug.constant_reward,
         after_setup=lambda: _log_to(Path(skyrl.trainer.log_path).parent),

@@ -22,6 +22,8 @@ class Inputs:
     tasks: list[Any]
     prompts: list[list[dict[str, str]]]
     make_env: Callable[[], EpisodeEnv]
+    prefetch: Callable[[dict[str, int]], None]
+    """Told how many episodes of each environment come next."""
     tracker: Tracker
     constant_reward: float | None = None
     after_setup: Callable[[], object] = lambda: None
@@ -98,6 +100,7 @@ class _Episodes(BasePPOExp):
             inference_engine_client,
             tasks={task.instance_id: task for task in self._inputs.tasks},
             make_env=self._inputs.make_env,
+            prefetch=self._inputs.prefetch,
             seed=cfg.trainer.seed,
             constant_reward=self._inputs.constant_reward,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -68,6 +69,7 @@ class EpisodeGenerator(GeneratorInterface):
         *,
         tasks: dict[str, Any],
         make_env: Callable[[], EpisodeEnv],
+        prefetch: Callable[[dict[str, int]], None],
         seed: int,
         constant_reward: float | None = None,
     ) -> None:
@@ -76,8 +78,14 @@ class EpisodeGenerator(GeneratorInterface):
         self._client = client
         self._tasks = tasks
         self._make_env = make_env
+        self._prefetch = prefetch
         self._seed = seed
         self._constant_reward = constant_reward
+
+    def prefetch(self, rows: list[dict[str, Any]], samples: int) -> None:
+        """Rows of the data set will be rolled out soon, so many times each."""
+        environments = [self._tasks[row["env_extras"]["instance_id"]].environment for row in rows]
+        self._prefetch({name: samples * count for name, count in Counter(environments).items()})
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         count = len(input_batch["prompts"])

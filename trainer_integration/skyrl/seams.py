@@ -31,6 +31,7 @@ from torch import nn
 from transformers import get_scheduler
 
 from minisandbox_ray.errors import ConfigError
+from trainer_integration.skyrl.lookahead import LookAhead
 from trainer_integration.skyrl.models import CausalLM, Critic
 
 SKYRL_VERSION = "0.4.0"
@@ -235,7 +236,23 @@ class MaskedTrainer(RayPPOTrainer):
     the loss, but not out of what is computed from the others. Here it also counts neither in its group's
     baseline, nor in whitening, nor in the reward metrics: the group is as if the row had never been sampled.
     Where a group shrinks to one row there is nothing to compare it with, and its advantage is 0.
+
+    Once a batch has been rolled out, the environments of the next one are asked for: they are unpacked during the
+    optimiser step.
     """
+
+    train_dataloader: Any
+
+    def _build_train_dataloader_and_compute_training_steps(self) -> None:
+        super()._build_train_dataloader_and_compute_training_steps()
+        if self.train_dataloader is not None:
+            self.train_dataloader = LookAhead(self.train_dataloader)
+
+    async def generate(self, input_batch: Any) -> Any:
+        output = await super().generate(input_batch)
+        if self.train_dataloader is not None and self.train_dataloader.upcoming:
+            self.generator.prefetch(self.train_dataloader.upcoming, self.cfg.generator.n_samples_per_prompt)
+        return output
 
     def postprocess_generator_output(
         self,

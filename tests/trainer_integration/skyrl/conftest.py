@@ -160,7 +160,9 @@ def train(tasks: list[TableTask]) -> Any:
 
     def run(cfg: Any, turns: int = 1, constant_reward: float | None = None) -> tuple[Recorder, CPUExperiment]:
         recorder = Recorder()
-        inputs = Inputs(tasks, prompts_of(tasks), lambda: TableEnv(turns), recorder, constant_reward)
+        inputs = Inputs(
+            tasks, prompts_of(tasks), lambda: TableEnv(turns), lambda demand: None, recorder, constant_reward
+        )
         with seams.in_process():
             experiment = CPUExperiment(cfg, inputs)
             experiment.run()

@@ -61,6 +61,7 @@ def _generate(skyrl_cfg, tokenizer, client, tasks, make_env, *, samples=4, max_t
         client,
         tasks={task.instance_id: task for task in tasks},
         make_env=make_env,
+        prefetch=lambda demand: None,
         seed=0,
     )
     batch = _batch(tasks, samples, max_tokens)

@@ -26,7 +26,7 @@ def _step(skyrl_cfg, tasks, groups: list[list[dict]], **overrides):
     cfg = skyrl_cfg(**size, **overrides)
     prompts = [[{"role": "user", "content": task.problem_statement}] for task in tasks]
     with seams.in_process():
-        experiment = CPUExperiment(cfg, Inputs(tasks, prompts, None, None))
+        experiment = CPUExperiment(cfg, Inputs(tasks, prompts, None, None, None))
         trainer = experiment._setup_trainer()
         prompt = experiment.tokenizer.apply_chat_template(prompts[0], add_generation_prompt=True, return_dict=False)
         rows = [row for group in groups for row in group]
