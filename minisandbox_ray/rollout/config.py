@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.rollout.actions import Submit, parse_action
 from minisandbox_ray.rollout.grades import CLAIM_MARGIN_SECONDS
 from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks import GradingConfig
@@ -12,6 +13,10 @@ DIFF_SECONDS = 300.0
 APPLY_SECONDS = 60.0
 # Sandboxes that start and end, calls on the way.
 MARGIN_SECONDS = 60.0
+# What a worker is given for the task's layer and a sandbox, once the environment is there, before it counts as hung.
+RESET_SECONDS = 600.0
+# Likewise for ending a command whose time is over, and starting another shell.
+STEP_MARGIN_SECONDS = 120.0
 
 
 class EpisodeConfig(BaseModel):
@@ -40,6 +45,15 @@ def grading_seconds(grading: GradingConfig) -> float:
     tests in a fresh sandbox."""
     claim = grading.timeout + CLAIM_MARGIN_SECONDS if grading.cache else 0.0
     return DIFF_SECONDS + claim + APPLY_SECONDS + grading.timeout + MARGIN_SECONDS
+
+
+def step_seconds(config: EpisodeConfig, turn: int, elapsed: float, action: str) -> float:
+    """What a step takes at most, at that turn and after so many seconds of the episode: its worker counts as hung
+    after that."""
+    seconds = config.command_timeout + STEP_MARGIN_SECONDS
+    is_last = turn >= config.max_turns or elapsed + seconds >= config.episode_timeout
+    may_be_graded = is_last or isinstance(parse_action(action), Submit)
+    return seconds + grading_seconds(config.grading) if may_be_graded else seconds
 
 
 def check_lifetime(config: EpisodeConfig, lease_seconds: float) -> None:

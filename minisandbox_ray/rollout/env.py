@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, Lease, connect
 from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError
-from minisandbox_ray.rollout.config import EpisodeConfig, check_lifetime
+from minisandbox_ray.rollout.config import RESET_SECONDS, EpisodeConfig, check_lifetime, step_seconds
 from minisandbox_ray.rollout.episode import Step, failed
 from minisandbox_ray.rollout.pool import EpisodePool
 from minisandbox_ray.rollout.replay import Trail, failure_in
@@ -24,16 +24,13 @@ class _Ask:
     target: Any
     name: str
     args: tuple
-    avoid: frozenset[str] | None = None
+    keywords: dict[str, Any]
 
     def sync(self) -> Any:
-        return getattr(self.target, f"{self.name}_sync")(*self.args, **self._keywords())
+        return getattr(self.target, f"{self.name}_sync")(*self.args, **self.keywords)
 
     def asynchronous(self) -> Awaitable[Any]:
-        return getattr(self.target, self.name)(*self.args, **self._keywords())
-
-    def _keywords(self) -> dict[str, Any]:
-        return {} if self.avoid is None else {"avoid": self.avoid}
+        return getattr(self.target, self.name)(*self.args, **self.keywords)
 
 
 # Written once for both: a generator that yields what it waits for and is sent the answer.
@@ -47,7 +44,8 @@ class SandboxEnv:
     info)``, each one Ray call; ``areset``, ``astep`` and ``aclose`` are the same for asyncio, on any event loop. A slot
     of the pool is held from reset to the end of the episode. An action is model text with one fenced bash block, or
     ``submit``. Info is described at Episode.reset and Episode.step; ``node``, ``worker`` and ``replay``
-    are added, and ``seconds["wait"]`` by reset.
+    are added, and by reset ``seconds["wait"]`` (for a slot of the pool) and ``["slots"]`` (of materialise, the wait for
+    unpack slots).
 
     >>> with SandboxEnv() as env:
     ...     observation, info = env.reset(task)
@@ -114,7 +112,7 @@ class SandboxEnv:
             while True:
                 lease = yield from self._acquire(trail)
                 try:
-                    observation, info = yield _Ask(lease, "call", ("reset", task, seed))
+                    observation, info = yield _Ask(lease, "call", ("reset", task, seed), {"within": RESET_SECONDS})
                     break
                 except MiniSandboxError as error:
                     if self._trail is not trail or not trail.fail(error, resetting=True):
@@ -126,11 +124,13 @@ class SandboxEnv:
         info |= {"node": lease.node.address, "worker": lease.worker_id, "replay": trail.info()}
         info["seconds"]["wait"] = lease.wait_seconds
         info["seconds"]["materialise"] += lease.unpack_seconds
+        info["seconds"]["slots"] = lease.slot_seconds
         return observation, info
 
     def _step(self, action: str) -> _Plan[Step]:
         trail, asked = self._running(), time.monotonic()
         elapsed = trail.elapsed()
+        within = step_seconds(self._config, len(trail.actions) + 1, elapsed, action)
         failure: MiniSandboxError | None = None
         replay_seconds = 0.0
         try:
@@ -139,7 +139,7 @@ class SandboxEnv:
                     if failure is not None:
                         yield from self._replay(trail, elapsed, failure)
                         replay_seconds = time.monotonic() - asked
-                    result = yield _Ask(trail.lease, "call", ("step", action))
+                    result = yield _Ask(trail.lease, "call", ("step", action), {"within": within})
                     failure = failure_in(result[4])
                 except MiniSandboxError as error:
                     failure, result = error, failed(error, {"turn": len(trail.actions) + 1, "seconds": {}})
@@ -161,7 +161,8 @@ class SandboxEnv:
 
     def _acquire(self, trail: Trail) -> _Plan[Lease]:
         options = self._pool.options(self._config)
-        trail.lease = lease = yield _Ask(self._pool, "acquire", (trail.task.environment, options), trail.avoid)
+        asked = (trail.task.environment, options)
+        trail.lease = lease = yield _Ask(self._pool, "acquire", asked, {"avoid": trail.avoid})
         if self._trail is not trail:  # another thread closed this environment, or reset it
             lease.release()
             raise ClusterError("the episode was given up while it waited for a sandbox")
@@ -170,7 +171,9 @@ class SandboxEnv:
     def _replay(self, trail: Trail, elapsed: float, failure: MiniSandboxError) -> _Plan[None]:
         """Bring the episode to where it was, in a slot elsewhere."""
         lease = yield from self._acquire(trail)
-        digests, _ = yield _Ask(lease, "call", ("replay", trail.task, trail.seed, trail.actions, elapsed))
+        replayed = ("replay", trail.task, trail.seed, trail.actions, elapsed)
+        within = RESET_SECONDS + self._config.episode_timeout
+        digests, _ = yield _Ask(lease, "call", replayed, {"within": within})
         trail.compare(digests, failure)
         trail.start_clock(elapsed)
 

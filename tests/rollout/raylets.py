@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from play import SUBMIT, bash
+from play import SUBMIT, bash, until, used
 from ray.cluster_utils import Cluster
 
 from minisandbox_ray.cluster import ClusterConfig, connect
@@ -59,7 +59,8 @@ def main() -> None:
         config = ClusterConfig(address=cluster.address, workers_per_node=1, sandboxes_per_worker=4)
         with connect(config), EpisodePool(config, cache_root() / "archives") as pool:
             results["outcomes"] = asyncio.run(lose_a_node(cluster, second, pool, task))
-            results["used"] = sum(node["used"] for node in pool.stats()["nodes"].values())
+            until(lambda: used(pool) == 0)
+            results["used"] = used(pool)
             results["nodes"] = len(pool.stats()["nodes"])
     except MiniSandboxError as error:
         results["failed"] = str(error)

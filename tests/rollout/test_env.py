@@ -22,7 +22,7 @@ def test_fixed_task_earns_one(pool: EpisodePool, task: Task) -> None:
         observation, info = env.reset(task, seed=7)
         assert observation == task.problem_statement
         assert (info["instance_id"], info["seed"]) == (task.instance_id, 7)
-        assert set(info["seconds"]) == {"wait", "materialise", "derive", "sandbox"}
+        assert set(info["seconds"]) == {"wait", "slots", "materialise", "derive", "sandbox"}
         observation, reward, terminated, truncated, info = env.step(bash("ls"))
         assert "calc.py" in observation
         assert (reward, terminated, truncated, info["exit_code"]) == (0.0, False, False, 0)

@@ -16,7 +16,7 @@ import pytest
 from minisandbox_ray.config import load_config
 from minisandbox_ray.errors import ClusterError, ConfigError, SandboxError
 from minisandbox_ray.rollout import EpisodeConfig, EpisodePool, SandboxEnv
-from minisandbox_ray.rollout.config import check_lifetime, grading_seconds
+from minisandbox_ray.rollout.config import check_lifetime, grading_seconds, step_seconds
 from minisandbox_ray.rollout.replay import DivergedError, Trail, digest
 from minisandbox_ray.tasks import GradingConfig, Task, save_tasks
 
@@ -94,7 +94,7 @@ def test_worker_in_the_middle_of_grading(pool: EpisodePool, task: Task) -> None:
 def test_sandbox_in_the_middle_of_a_diff(pool: EpisodePool, task: Task) -> None:
     with ThreadPoolExecutor() as threads, SandboxEnv(pool, UNCACHED) as env:
         env.reset(task)
-        env.step(bash(f"{FIX}; head -c 30000000 /dev/urandom > data"))
+        env.step(bash(f"{FIX}; head -c 120000000 /dev/zero > data"))
         submitted = threads.submit(env.step, SUBMIT)
         kill(lambda _: diff_init(), "")
         _, reward, _, _, info = submitted.result()
@@ -291,6 +291,16 @@ def test_comparison_of_what_was_observed(task: Task) -> None:
         trail.compare([digest("a")], ClusterError("lost"))
     assert error.value.owner == "cluster"
     assert not trail.fail(error.value)
+
+
+def test_worker_counts_as_hung_when_a_step_takes_longer_than_it_can() -> None:
+    config = EpisodeConfig(max_turns=5, command_timeout=7, episode_timeout=1000, grading=GradingConfig(timeout=50))
+    command = step_seconds(config, 1, 0.0, bash("ls"))
+    graded = command + grading_seconds(config.grading)
+    assert 7 < command < 200
+    assert step_seconds(config, 1, 0.0, SUBMIT) == graded
+    assert step_seconds(config, 5, 0.0, bash("ls")) == graded
+    assert step_seconds(config, 1, 990.0, bash("ls")) == graded
 
 
 def test_lease_must_outlast_agent_and_grading() -> None:
