@@ -195,7 +195,13 @@ class _Search:
 
         def receive() -> None:
             self.store.make_disk_room(f"archive {self.digest[:12]}", self.local, manifest.archive_bytes)
-            _receive(self.local, manifest, source)
+            try:
+                _receive(self.local, manifest, source)
+            except _BrokenOffError as error:
+                if not isinstance(source, UrlSource):  # a node that breaks off is gone
+                    raise
+                self.log(f"{error}: trying once more")
+                _receive(self.local, manifest, source)
 
         self._roomy(self.local, lambda manifest: Room(manifest.archive_bytes, 3), receive)
 
@@ -267,6 +273,10 @@ class _Search:
             self.seconds[what] += time.monotonic() - started
 
 
+class _BrokenOffError(MissingArchiveError):
+    """A source failed in the middle of an archive."""
+
+
 @dataclass(frozen=True)
 class _Seen:
     """Which files were there before they were read."""
@@ -291,7 +301,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
     """Write what the source sends under the archive's name, if it is what the manifest says.
 
-    Raises DamagedArchiveError, MissingArchiveError when the source breaks off, StoreFullError, ConfigError.
+    Raises DamagedArchiveError, _BrokenOffError, StoreFullError, ConfigError.
     """
     _sweep_partial(directory)
     final = archive_path(directory, manifest.digest)
@@ -331,7 +341,7 @@ def _sent(source: Source, manifest: Manifest) -> Iterator[bytes]:
         try:
             piece = next(pieces, None)
         except Exception as error:
-            raise MissingArchiveError(f"{source.name} broke off ({_said(error)})")
+            raise _BrokenOffError(f"{source.name} broke off ({_said(error)})")
         if piece is None:
             return
         yield piece

@@ -70,20 +70,28 @@ def fresh(tmp_path: Path, store: NodeStore) -> NodeStore:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Knows no ranges. Below /broken/ it breaks off in the middle of archives, below /secret/ it refuses."""
+    """Knows no ranges. Below /broken/ it breaks off in the middle of archives, below /flaky/ the first time that it is
+    asked; below /secret/ it refuses."""
+
+    def __init__(self, *args, asked: list[str], **kwargs) -> None:  # type: ignore[no-untyped-def]
+        self.asked = asked
+        super().__init__(*args, **kwargs)
 
     def do_GET(self) -> None:
-        if self.path.startswith("/secret/"):
+        place, name = Path(self.path).parent.name, Path(self.path).name
+        if self.command == "GET":
+            self.asked.append(self.path)
+        if place == "secret":
             self.send_error(403)
-        elif self.path.startswith("/broken/") and self.path.endswith(".zst"):
+        elif name.endswith(".zst") and (place == "broken" or (place == "flaky" and self.asked.count(self.path) < 2)):
             assert self.directory
-            path = Path(self.directory) / Path(self.path).name
+            data = Path(self.directory, name).read_bytes()
             self.send_response(200)
-            self.send_header("Content-Length", str(path.stat().st_size))
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(path.read_bytes()[: path.stat().st_size // 2])
+            self.wfile.write(data[: len(data) // 2])
         else:
-            self.path = self.path.replace("/broken/", "/")
+            self.path = f"/{name}" if place in ("broken", "flaky") else self.path
             super().do_GET()
 
     do_HEAD = do_GET
@@ -94,8 +102,10 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def web(shelf: Path) -> Iterator[str]:
+    asked: list[str] = []
+
     def handler(*args, **kwargs) -> Handler:  # type: ignore[no-untyped-def]
-        return Handler(*args, directory=os.fspath(shelf), **kwargs)
+        return Handler(*args, asked=asked, directory=os.fspath(shelf), **kwargs)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -150,6 +160,14 @@ def test_over_http_and_then_from_the_copy(shelf: Path, local: Path, fresh: NodeS
 def test_from_a_file_url(shelf: Path, local: Path, fresh: NodeStore) -> None:
     digest = plant(shelf, "a").digest
     assert provide(digest, archives=shelf.as_uri(), local=local, store=fresh).origin == "url"
+    assert names(local) == both(digest)
+
+
+def test_a_transfer_that_breaks_off_is_tried_once_more(shelf: Path, local: Path, fresh: NodeStore, web: str) -> None:
+    digest = plant(shelf, "a", files=200, size=100).digest
+    log: list[str] = []
+    assert provide(digest, archives=f"{web}/flaky", local=local, store=fresh, log=log.append).origin == "url"
+    assert len(log) == 1 and "trying once more" in log[0]
     assert names(local) == both(digest)
 
 
