@@ -2,10 +2,12 @@
 
     python benchmarks/simulate.py [--quick] [--nodes N …] [--only WORD …] [--json FILE] [--SETTING VALUE …]
 
-What is real: the ledger, call by call, and its cost in processor time. The rest is drawn, seeded, or assumed: see
-`Settings`. A rollout asks for a slot, waits until its environment is on the slot's node (fetched from a storage that
-all share and unpacked there, once for all who wait for it), runs, is graded, and frees the slot. Nodes fail and come
-back empty; their rollouts are asked for again, and replay what they had done, at the pace of commands without a model.
+What is real: the ledger, call by call, and its processor time (to ask, to grant and to give back). The rest is drawn,
+seeded, or assumed: see `Settings`. A rollout asks for a slot, waits until its environment is on the slot's node
+(fetched from a storage that all share and unpacked there, once for all who wait for it), runs, is graded, and frees the
+slot. Nodes fail and come back empty; their rollouts are asked for again, and replay what they had done, at the pace of
+commands without a model. The spread is the most minus the least slots in use on a node: when a step has been placed,
+or, asynchronous, always.
 
 Synchronous runs ask for a step's rollouts at once, which takes three quarters of the slots, and go on with an optimiser
 step after the last of them; in asynchronous ones the next rollouts always wait. Environments are shared by many tasks,
@@ -118,7 +120,7 @@ class Settings:
             "own" if self.own else "shared",
             f"{self.lead:g}",
             f"{self.window:g}",
-            "prefetch" if self.prefetch else "",
+            "prefetch" if self.prefetch else "-",
         ]
 
 
@@ -536,16 +538,16 @@ def runs(quick: bool, nodes: list[int], chosen: Settings) -> Iterator[Settings]:
 COLUMNS = {
     "utilisation": ("slots\nbusy", "{:.1%}"),
     "step_minutes": ("step\nmin", "{:.1f}"),
-    "slot_wait_p50_s": ("wait for slot\np50 s", "{:.1f}"),
-    "slot_wait_p99_s": ("\np99 s", "{:.1f}"),
-    "ready_p50_s": ("then ready\np50 s", "{:.2f}"),
-    "ready_p99_s": ("\np99 s", "{:.1f}"),
-    "gb_per_rollout": ("unpacked\nGB/rollout", "{:.3f}"),
+    "slot_wait_p50_s": ("wait for\nslot\np50 s", "{:.1f}"),
+    "slot_wait_p99_s": ("\n\np99 s", "{:.1f}"),
+    "ready_p50_s": ("then\nready\np50 s", "{:.2f}"),
+    "ready_p99_s": ("\n\np99 s", "{:.1f}"),
+    "gb_per_rollout": ("unpacked\nGB/\nrollout", "{:.3f}"),
     "cold_tb": ("cold\nTB", "{:.1f}"),
     "spread_slots": ("spread\nslots", "{:.1f}"),
-    "spread_share": ("\nof mean", "{:.0%}"),
+    "spread_share": ("\nof\nmean", "{:.0%}"),
     "failures": ("nodes\nlost", "{:.0f}"),
-    "us_per_grant": ("ledger\nµs/grant", "{:.0f}"),
+    "us_per_grant": ("ledger\nµs/\ngrant", "{:.0f}"),
     "plan_ms": ("plan\nms", "{:.0f}"),
 }
 
@@ -569,7 +571,7 @@ def main() -> None:
         if set(arguments.only) <= set(line.line())
     ]
     table = Table(title=f"{chosen.slots} slots a node; see the settings in benchmarks/simulate.py")
-    for heading in ("nodes", "run", "environ-\nments", "lead", "window", "prefetch"):
+    for heading in ("nodes", "run", "environ-\nments", "lead", "win-\ndow", "pre-\nfetch"):
         table.add_column(heading)
     for heading, _ in COLUMNS.values():
         table.add_column(heading, justify="right")
@@ -584,7 +586,11 @@ def main() -> None:
             lead = None if math.isinf(line.lead) else line.lead  # JSON has no infinity
             figures.append({name: getattr(line, name) for name in IN_TABLE} | {"lead": lead} | found)
             values = [(found[name], text) for name, (_, text) in COLUMNS.items()]
-            table.add_row(*line.line(), *("" if value is None else text.format(value) for value, text in values))
+            table.add_row(
+                *line.line()[:-1],
+                "yes" if line.prefetch else "",
+                *("" if value is None else text.format(value) for value, text in values),
+            )
             gc.collect()
     console.print(table)
     if arguments.json:
