@@ -548,7 +548,7 @@ def test_random_requests_for_several_slots(seed: int) -> None:
     """No slot is lost or granted twice, nobody is overtaken within a client, nothing waits beside free slots that are
     not kept for somebody, and in the end everybody was served."""
     generator = random.Random(seed)
-    ledger = Ledger()
+    ledger = Ledger(window=0.0)
     workers: dict[str, tuple[str, int]] = {}
     running: dict[str, tuple[str, int]] = {}
     waiting: dict[str, list[tuple[str, int]]] = defaultdict(list)
