@@ -85,8 +85,9 @@ class UrlSource:
 
     def pieces(self, manifest: Manifest) -> Iterator[bytes]:
         """Pieces of at most `PIECE_BYTES`."""
-        # Without a block size fsspec streams over HTTP, which works with servers that know no ranges.
-        options = {"block_size": 0} if _is_http(self._url) else {}
+        # Without a block size fsspec streams over HTTP, which works with servers that know no ranges; with a size it
+        # does not ask for that first.
+        options = {"block_size": 0, "size": manifest.archive_bytes} if _is_http(self._url) else {}
         with self._files.open(f"{self._root}/{manifest.digest}.tar.zst", "rb", **options) as file:
             while piece := file.read(PIECE_BYTES):
                 yield piece

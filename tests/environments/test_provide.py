@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.environments import EnvSpec, Manifest, NodeStore, Source, build_environment
-from minisandbox_ray.environments import provide as provide_module
 from minisandbox_ray.environments.archive import (
     archive_path,
     manifest_path,
@@ -79,8 +78,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         place, name = Path(self.path).parent.name, Path(self.path).name
-        if self.command == "GET":
-            self.asked.append(self.path)
+        self.asked.append(self.path)
         if place == "secret":
             self.send_error(403)
         elif name.endswith(".zst") and (place == "broken" or (place == "flaky" and self.asked.count(self.path) < 2)):
@@ -94,16 +92,18 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             self.path = f"/{name}" if place in ("broken", "flaky") else self.path
             super().do_GET()
 
-    do_HEAD = do_GET
-
     def log_message(self, *args: object) -> None:
         pass
 
 
 @pytest.fixture
-def web(shelf: Path) -> Iterator[str]:
-    asked: list[str] = []
+def asked() -> list[str]:
+    """Paths that the web server was asked for, in order."""
+    return []
 
+
+@pytest.fixture
+def web(shelf: Path, asked: list[str]) -> Iterator[str]:
     def handler(*args, **kwargs) -> Handler:  # type: ignore[no-untyped-def]
         return Handler(*args, asked=asked, directory=os.fspath(shelf), **kwargs)
 
@@ -411,15 +411,7 @@ def test_what_somebody_replaced_meanwhile_is_left_alone(
     assert provide(digest, archives=shelf, local=local, store=fresh).origin == "archives"
 
 
-def _provide_counting(root: Path, digest: str, shelf: Path, local: Path, counter: Path, barrier, web: str) -> None:  # type: ignore[no-untyped-def]
-    receive = provide_module._receive
-
-    def counting(*args) -> None:  # type: ignore[no-untyped-def]
-        with counter.open("a") as file:
-            file.write("x")
-        receive(*args)
-
-    provide_module._receive = counting
+def _provide_together(root: Path, digest: str, local: Path, barrier, web: str) -> None:  # type: ignore[no-untyped-def]
     store = NodeStore(root)
     barrier.wait()
 
@@ -434,17 +426,18 @@ def _provide_counting(root: Path, digest: str, shelf: Path, local: Path, counter
     assert store.contains(digest)
 
 
-def test_processes_and_threads_fetch_once(shelf: Path, local: Path, web: str, tmp_path: Path) -> None:
+def test_processes_and_threads_fetch_once(
+    shelf: Path, local: Path, fresh: NodeStore, web: str, asked: list[str]
+) -> None:
     digest = plant(shelf, "a", files=500).digest
-    counter, barrier = tmp_path / "counter", SPAWN.Barrier(2)
-    arguments = (tmp_path / "store", digest, shelf, local, counter, barrier, web)
-    workers = [SPAWN.Process(target=_provide_counting, args=arguments) for _ in range(2)]
+    arguments = (fresh.root, digest, local, SPAWN.Barrier(2), web)
+    workers = [SPAWN.Process(target=_provide_together, args=arguments) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
-    assert counter.read_text() == "x"
+    assert sorted(asked) == [f"/{name}" for name in both(digest)]
 
 
 class WaitingPeer(DirectoryPeer):
