@@ -138,7 +138,8 @@ def _play(
         text = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         progress.update(bar, advance=1, description=text)
 
-    with connect(cluster, file.path.parent), EpisodePool(cluster, archives) as pool, progress:
+    # Not in the output's directory: who goes on after a SIGKILL need not wait until the old cluster is gone.
+    with connect(cluster), EpisodePool(cluster, archives) as pool, progress:
         bar = progress.add_task("playing", total=len(episodes))
         asyncio.run(
             play(
