@@ -523,4 +523,5 @@ def _start() -> None:
     globals()["pytest_configure"] = pytest_configure
 
 
-_start()
+if __name__ == "minisandbox_witness":
+    _start()

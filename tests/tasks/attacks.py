@@ -37,19 +37,23 @@ from shop.core import label, total
 from tests.helpers import same
 
 
+class TestLabel:
+    def test_label(self):
+        assert label("tea", total([2])) == "tea: 2"
+
+
 def test_total():
     """Of several."""
-    assert total([1, 2, 3]) == 6
+    found = total([1, 2, 3])
+    assert found == 6
+    assert found
 
 
 @pytest.mark.parametrize("prices", [[1, 2], [3, 4, 5]])
 def test_totals(prices):
-    same(shop.core.total(prices), sum(prices))
-
-
-class TestLabel:
-    def test_label(self):
-        assert label("tea", total([2])) == "tea: 2"
+    found = shop.core.total(prices)
+    same(found, sum(prices))
+    assert found
 '''
 TEST_UNIT = """\
 import math
@@ -62,12 +66,14 @@ class TotalTest(unittest.TestCase):
     def setUp(self):
         self.prices = [4, 5]
 
-    def test_total(self):
-        self.assertEqual(total(self.prices), 9)
-
     def test_one(self):
         self.assertEqual(total([4]), 4)
-        self.assertTrue(math.isclose(total([4.0]), 4.0))
+        self.assertTrue(math.isclose(total([4.5]), 4.5))
+
+    def test_total(self):
+        found = total(self.prices)
+        self.assertEqual(found, 9)
+        self.assertTrue(found)
 """
 TEST_HONEST = '''\
 """What honest tests do to the machinery around them."""
@@ -254,8 +260,10 @@ def binary(path: str, data: bytes) -> str:
 
 
 def code(text: str) -> str:
-    """A patch that has the package run something when it is imported, which is before any test module is."""
-    return edit("shop/core.py", 'arithmetic."""\n', f'arithmetic."""\n\n{text}')
+    """A patch that has the package run something when the tests import it, which is before any test module is."""
+    body = "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
+    once = f'import sys\n\nif "_pytest" in sys.modules and not hasattr(sys, "done"):\n    sys.done = True\n{body}'
+    return edit("shop/core.py", 'arithmetic."""\n', f'arithmetic."""\n\n{once}')
 
 
 def within(text: str) -> str:
@@ -281,11 +289,11 @@ while frame and "session" not in frame.f_locals and "item" not in frame.f_locals
     frame = frame.f_back
 """
 SESSION = WALK.replace(' and "item" not in frame.f_locals', "")
-REWRITE = """\
-import os, re
+REWRITE = r"""
+import re
 for name in ("tests/test_shop.py", "tests/test_unit.py"):
     text = open(name).read()
-    open(name, "w").write(re.sub(r"==|Equal", "!=", text).replace("assert!=", "assertNotEqual").replace("same(", "print("))
+    open(name, "w").write(re.sub(r"(def test_.*:\n)( +)", r"\1\2return\n\2", text))
 """
 PASS_TESTS = "sed -i 's/def test_.*/&\\n    return/' tests/*.py"
 
@@ -300,10 +308,13 @@ IN_FILES = [
     Change(
         "plugin by pytest.ini", new("pytest.ini", "[pytest]\naddopts = -p shop.green\n") + new("shop/green.py", GREEN)
     ),
-    Change("addopts in setup.cfg", edit("setup.cfg", "[tool:pytest]\n", "[tool:pytest]\naddopts = --collect-only\n")),
+    Change(
+        "addopts in setup.cfg",
+        edit("setup.cfg", "[tool:pytest]\n", "[tool:pytest]\naddopts = -p shop.green\n") + new("shop/green.py", GREEN),
+    ),
     Change(
         "another section in setup.cfg",
-        edit("setup.cfg", "description = Sells\n", "description = Sells\n\n[pytest]\naddopts = --setup-only\n"),
+        edit("setup.cfg", "description = Sells\n", "description = Sells\n\n[pytest]\naddopts = -p shop.green\n"),
     ),
     Change(
         "python_functions in pyproject", new("pyproject.toml", '[tool.pytest.ini_options]\npython_functions = "x"\n')
@@ -334,56 +345,123 @@ IN_FILES = [
     Change("git's attributes", new(".gitattributes", "*.py filter=evil\n") + new(".gitmodules", '[submodule "x"]\n')),
 ]
 
+NO_HELPER = "import tests.helpers\ntests.helpers.same = print\n"
 IN_CODE = [
     Change(
         "reports replaced",
-        code(
-            "import _pytest.reports as r\nmake = r.TestReport.from_item_and_call\n\n\ndef green(item, call):\n"
-            "    call.excinfo = None\n    return make(item, call)\n\n\nr.TestReport.from_item_and_call = green\n"
-        ),
+        code("""\
+import _pytest.reports as r
+
+make = r.TestReport.from_item_and_call
+
+def green(item, call):
+    call.excinfo = None
+    return make(item, call)
+
+r.TestReport.from_item_and_call = green
+"""),
     ),
     Change(
         "reports rewritten",
-        code(
-            "import _pytest.runner as r\n\n\ndef green(item, call):\n    call.excinfo = None\n"
-            "    return TestReport.from_item_and_call(item, call)\n\n\n"
-            "r.pytest_runtest_makereport.__code__ = green.__code__\n"
-        ),
+        code("""\
+import _pytest.runner as r
+
+def green(item, call):
+    call.excinfo = None
+    return TestReport.from_item_and_call(item, call)
+
+r.pytest_runtest_makereport.__code__ = green.__code__
+"""),
     ),
-    Change("tests not run", code("import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n")),
+    Change(
+        "outcome of every report",
+        code("""\
+from _pytest.reports import TestReport
+
+TestReport.outcome = property(lambda self: "passed", lambda self, value: None)
+"""),
+    ),
+    Change(
+        "tests not run",
+        code("""\
+import _pytest.python, _pytest.unittest
+
+_pytest.python.Function.runtest = _pytest.unittest.TestCaseFunction.runtest = lambda self: None
+"""),
+    ),
     Change(
         "call information without its exception",
-        code(
-            "import _pytest.runner\nold = _pytest.runner.CallInfo.from_call.__func__\n\n\n"
-            "def green(cls, func, when, reraise=None):\n    result = old(cls, func, when, reraise)\n"
-            "    result.excinfo = None\n    return result\n\n\n_pytest.runner.CallInfo.from_call = classmethod(green)\n"
-        ),
+        code("""\
+import _pytest.runner, _pytest.unittest
+
+old = _pytest.runner.CallInfo.from_call.__func__
+
+def green(cls, func, when, reraise=None):
+    result = old(cls, func, when, reraise)
+    result.excinfo = None
+    return result
+
+_pytest.runner.CallInfo.from_call = classmethod(green)
+_pytest.unittest.TestCaseFunction._addexcinfo = lambda *a: None
+"""),
     ),
     Change(
         "assertions removed",
-        code(
-            "from _pytest.assertion.rewrite import AssertionRewriter\n"
-            "AssertionRewriter.visit_Assert = lambda self, node: []\n"
-            "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n"
-        ),
+        code(f"""\
+import ast, unittest
+from _pytest.assertion.rewrite import AssertionRewriter
+
+old = AssertionRewriter.visit_Assert
+AssertionRewriter.visit_Assert = lambda self, node: (
+    [ast.copy_location(ast.Pass(), node)] if "found" in ast.dump(node) else old(self, node)
+)
+unittest.TestCase.assertEqual = lambda *a: None
+{NO_HELPER}"""),
     ),
     Change(
-        "pluggy replaced",
-        code(
-            "import pluggy._manager as m\nold = m.PluginManager._hookexec\n\n\n"
-            "def green(self, name, methods, kwargs, first):\n"
-            "    if name == 'pytest_pyfunc_call':\n        return True\n"
-            "    return old(self, name, methods, kwargs, first)\n\n\nm.PluginManager._hookexec = green\n"
+        "hooks not called",
+        code("""\
+frame = sys._getframe()
+while not hasattr(frame.f_locals.get("self"), "get_plugins"):
+    frame = frame.f_back
+frame.f_locals["self"].hook.pytest_runtest_call._hookexec = lambda *a: []
+"""),
+    ),
+    Change(
+        "another AssertionError",
+        code(f"""\
+import builtins, unittest
+from _pytest.outcomes import XFailed
+
+class Quiet(XFailed):
+    def __init__(self, *a):
+        super().__init__("expected")
+
+builtins.AssertionError = unittest.TestCase.failureException = Quiet
+{NO_HELPER}"""),
+    ),
+    Change(
+        "standard module replaced",
+        unified_patch(
+            "shop/core.py",
+            BROKEN,
+            CORE.replace("return result", "return int(result)") + "\n\nimport math\nmath.isclose = lambda *a: True\n",
         ),
     ),
-    Change("builtins replaced", code("import builtins\nbuiltins.sum = lambda prices: prices[-1]\n")),
-    Change("standard module replaced", code("import math\nmath.isclose = lambda *a: True\n")),
     Change(
         "equals everything",
-        within(
-            "class Odd(int):\n    def __eq__(self, other):\n        return True\n\n"
-            "    def __ne__(self, other):\n        return False\n\n    __hash__ = int.__hash__\n\nreturn Odd(prices[-1])\n"
-        ),
+        within("""\
+class Odd(int):
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+    __hash__ = int.__hash__
+
+return Odd(prices[-1]) if len(prices) > 1 else prices[-1]
+"""),
     ),
     Change(
         "expects its failure",
@@ -391,10 +469,12 @@ IN_CODE = [
     ),
     Change(
         "marks its failure as expected",
-        within(
-            f"{WALK}import pytest\nif frame and len(prices) > 1:\n"
-            "    frame.f_locals['item'].add_marker(pytest.mark.xfail)\nreturn prices[-1]\n"
-        ),
+        within(f"""\
+{WALK}import pytest
+if frame and len(prices) > 1:
+    frame.f_locals["item"].add_marker(pytest.mark.xfail(reason="reason: later"))
+return prices[-1]
+"""),
     ),
     Change("skips", within("import pytest\nif len(prices) > 1:\n    pytest.skip()\nreturn prices[-1]\n")),
     Change("ends the session as passed", within("import pytest\npytest.exit('done', returncode=0)\n")),
@@ -403,138 +483,201 @@ IN_CODE = [
     Change("system exit", within("raise SystemExit(0)\n")),
     Change(
         "prints a report and leaves",
-        code(
-            "import os\nfor fd in (1, 2):\n    os.write(fd, b'tests/test_shop.py::test_total PASSED\\n== 18 passed ==\\n')\n"
-            "os._exit(0)\n"
-        ),
+        code("""\
+import os
+
+for fd in (1, 2):
+    os.write(fd, b"tests/test_shop.py::test_total PASSED\\n== 18 passed ==\\n")
+os._exit(0)
+"""),
     ),
     Change(
         "forges the report",
-        within(
-            "import os\nfor fd in range(3, 4096):\n    try:\n"
-            '        os.write(fd, b\'{"test": "tests/test_shop.py::test_total", "status": "passed"}\\n\')\n'
-            "    except OSError:\n        pass\nreturn prices[-1]\n"
-        ),
+        within("""\
+import os
+
+for fd in range(3, 4096):
+    try:
+        os.write(fd, b'{"test": "tests/test_shop.py::test_total", "status": "passed"}\\n')
+    except OSError:
+        pass
+return prices[-1]
+"""),
     ),
+    Change("closes the report", within("import os\nos.closerange(3, 5000)\nreturn sum(prices)\n")),
     Change(
         "reports through the witness",
-        within(
-            "import gc\nfor each in gc.get_objects():\n    if type(each).__name__ == 'Witness':\n"
-            "        for name in ('test_total', 'test_totals[prices0]', 'test_totals[prices1]'):\n"
-            "            each._tell(test='tests/test_shop.py::' + name, status='passed', seconds=0)\n"
-            "        each._tell(test='tests/test_unit.py::TotalTest::test_total', status='passed', seconds=0)\n"
-            "        each._tell = lambda **k: None\nreturn prices[-1]\n"
-        ),
+        within("""\
+import gc
+
+for each in gc.get_objects():
+    if type(each).__name__ == "Witness":
+        for name in ("test_shop.py::test_total", "test_shop.py::test_totals[prices0]", "test_shop.py::test_totals[prices1]"):
+            each._tell(test="tests/" + name, status="passed", seconds=0)
+        each._tell(test="tests/test_unit.py::TotalTest::test_total", status="passed", seconds=0)
+        real = each._tell
+        each._tell = lambda **told: "test" in told and real(**{**told, "status": "passed"}) or "end" in told and real(**told)
+return prices[-1]
+"""),
     ),
     Change(
         "tests replaced in their items",
-        within(
-            f"{SESSION}if frame:\n    for item in frame.f_locals['session'].items:\n"
-            "        item.runtest = lambda: None\nreturn prices[-1]\n"
-        ),
+        within(f"""\
+{SESSION}if frame:
+    for item in frame.f_locals["session"].items:
+        item.runtest = lambda: None
+return prices[-1]
+"""),
     ),
     Change(
         "plugin registered",
-        code(
-            f"{WALK.replace('session', 'config').replace('item', 'pluginmanager')}\n\nclass Green:\n"
-            "    def pytest_pyfunc_call(self):\n        return True\n\n\n"
-            "manager = frame.f_locals.get('pluginmanager') or frame.f_locals['config'].pluginmanager\n"
-            "manager.register(Green())\n"
-        ),
+        within(f"""\
+{SESSION}import pytest
+
+class Green:
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        outcome = yield
+        outcome.get_result().outcome = "passed"
+
+if frame and not hasattr(sys, "green"):
+    sys.green = frame.f_locals["session"].config.pluginmanager.register(Green())
+return prices[-1]
+"""),
     ),
     Change(
-        "test functions replaced",
-        code(
-            "import sys, threading, time\n\n\ndef wait():\n    while not hasattr(sys.modules.get('tests.test_unit'), 'TotalTest'):\n"
-            "        time.sleep(0)\n    for name in ('tests.test_shop', 'tests.test_unit'):\n"
-            "        module = sys.modules[name]\n        module.total = module.label = lambda *a: None\n"
-            "        for each in list(vars(module).values()):\n            if hasattr(each, '__code__'):\n"
-            "                each.__code__ = (lambda *a: None).__code__\n\n\n"
-            "threading.Thread(target=wait, daemon=True).start()\n"
-        ),
-    ),
-    Change(
-        "test's code replaced by the code under test",
-        within(
-            "import sys\ncaller = sys._getframe(1).f_code.co_name\nmodule = sys.modules['tests.test_shop']\n"
-            "for name in ('test_totals',):\n    getattr(module, name).__code__ = (lambda prices: None).__code__\n"
-            "return {'test_total': 6}.get(caller, 9 if len(prices) > 1 else prices[-1])\n"
-        ),
+        "tests' code replaced",
+        within("""\
+import sys
+
+for name in ("tests.test_shop", "tests.test_unit"):
+    module = sys.modules.get(name)
+    for each in [*vars(module or sys).values(), *vars(getattr(module, "TotalTest", object)).values()]:
+        if getattr(each, "__name__", "").startswith("test_"):
+            each.__code__ = (lambda *a, **k: None).__code__
+return prices[-1]
+"""),
     ),
     Change(
         "jumps over assertions",
-        within(
-            "import sys\ncaller = sys._getframe(1)\nif caller.f_code.co_name.startswith('test_') and len(prices) > 1:\n"
-            "    def trace(frame, event, arg):\n        if event == 'line':\n            frame.f_trace = None\n"
-            "        return trace\n    class Same(int):\n        pass\n"
-            "    sys.settrace(lambda *a: None)\n"
-            "    def skip(frame, event, arg):\n        last = max(l for _, _, l in frame.f_code.co_lines() if l)\n"
-            "        if event == 'line' and frame.f_lineno != last:\n            frame.f_lineno = last\n        return skip\n"
-            "    caller.f_trace = skip\nreturn prices[-1]\n"
-        ),
+        within("""\
+import sys
+
+caller = sys._getframe(1)
+if caller.f_code.co_name.startswith("test_") and len(prices) > 1:
+    def skip(frame, event, arg):
+        if event == "line":
+            last = max(line for _, _, line in frame.f_code.co_lines() if line)
+            frame.f_trace = None
+            sys.settrace(None)
+            if frame.f_lineno < last:
+                frame.f_lineno = last
+        return skip
+
+    sys.settrace(lambda *a: None)
+    caller.f_trace = skip
+return prices[-1]
+"""),
+    ),
+    Change(
+        "other tests by an import hook",
+        code("""\
+import importlib.abc, importlib.util, re
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name in ("tests.test_shop", "tests.test_unit"):
+            file = name.replace(".", "/") + ".py"
+            return importlib.util.spec_from_file_location(name, file, loader=self)
+
+    def exec_module(self, module):
+        text = open(module.__spec__.origin).read()
+        exec(re.sub(r"(def test_.*:\\n)( +)", r"\\1\\2return\\n\\2", text), vars(module))
+
+sys.meta_path.insert(0, Finder())
+"""),
     ),
     Change("tests rewritten on disk", code(REWRITE)),
     Change(
         "tests rewritten and put back",
-        code(
-            f"kept = {{name: open(name).read() for name in ('tests/test_shop.py', 'tests/test_unit.py')}}\n{REWRITE}\n"
-            "import atexit\n\n\ndef put_back():\n    for name, text in kept.items():\n        open(name, 'w').write(text)\n\n\n"
-            "atexit.register(put_back)\n"
-        ),
+        code(f"""\
+import atexit
+
+kept = {{name: open(name).read() for name in ("tests/test_shop.py", "tests/test_unit.py")}}
+{REWRITE}
+def put_back():
+    for name, text in kept.items():
+        open(name, "w").write(text)
+
+atexit.register(put_back)
+"""),
     ),
     Change(
         "tests directory exchanged",
-        code(
-            "import os, shutil\nshutil.copytree('tests', 'tests2')\nos.rename('tests', 'tests3')\nos.rename('tests2', 'tests')\n"
-            f"{REWRITE}"
-        ),
+        code(f"""\
+import os, shutil
+
+shutil.copytree("tests", "tests2")
+os.rename("tests", "tests3")
+os.rename("tests2", "tests")
+{REWRITE}"""),
     ),
     Change(
         "tests rewritten in the background",
-        code(
-            "import subprocess, sys\nloop = '''while True:\n    try:\n        "
-            + REWRITE.replace("\n", "\n        ").replace("'", '"').rstrip()
-            + "\n    except OSError: pass\n'''\nsubprocess.Popen([sys.executable, '-c', loop])\nimport time\ntime.sleep(0.5)\n"
-        ),
+        code(f"""\
+import subprocess, time
+
+quiet = {{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}}
+subprocess.Popen([sys.executable, "-c", {REWRITE!r} + "import time; time.sleep(60)"], **quiet)
+time.sleep(0.5)
+"""),
     ),
     Change(
         "tests compiled beforehand",
-        code(
-            "import py_compile, os, re\n\nfor name in ('test_shop', 'test_unit', 'helpers'):\n    path = f'tests/{name}.py'\n"
-            "    text = open(path).read()\n    status = os.stat(path)\n    fake = f'/tmp/{name}.py'\n"
-            "    open(fake, 'w').write(re.sub('assert .*', 'pass', text.replace('self.assertEqual', 'print')).ljust(status.st_size))\n"
-            "    os.utime(fake, ns=(status.st_mtime_ns, status.st_mtime_ns))\n"
-            "    for tag in ('', '-pytest-8.3.4'):\n"
-            "        py_compile.compile(fake, f'tests/__pycache__/{name}.cpython-312{tag}.pyc', path)\n"
-        ),
+        code("""\
+import os, py_compile, re
+
+for name in ("test_shop", "test_unit", "helpers"):
+    path = f"tests/{name}.py"
+    text = open(path).read()
+    status = os.stat(path)
+    fake = f"/tmp/{name}.py"
+    text = re.sub("assert .*", "pass", text.replace("self.assertEqual", "print")).ljust(status.st_size)
+    open(fake, "w").write(text)
+    os.utime(fake, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    for tag in ("", "-pytest-8.3.4"):
+        py_compile.compile(fake, f"tests/__pycache__/{name}.cpython-312{tag}.pyc", path)
+"""),
     ),
     Change(
         "runner rewritten on disk and started anew",
-        code(
-            "import os, sys, _pytest.runner\nif not os.environ.get('AGAIN'):\n"
-            "    text = open(_pytest.runner.__file__).read()\n"
-            "    text = text.replace('excinfo = ExceptionInfo.from_current()', 'excinfo = None')\n"
-            "    open(_pytest.runner.__file__, 'w').write(text)\n"
-            "    os.environ['AGAIN'] = '1'\n"
-            "    os.execv(sys.executable, [sys.executable, '-m', 'pytest', 'tests'])\n"
-        ),
+        code("""\
+import os, _pytest.reports
+
+if not os.environ.get("AGAIN"):
+    os.environ["AGAIN"] = "1"
+    path = _pytest.reports.__file__
+    text = open(path).read().replace("if not call.excinfo:", "if True:")
+    open(path, "w").write(text)
+    os.execv(sys.executable, [sys.executable, "-B", *[each for each in sys.argv if each != "minisandbox_witness"]])
+"""),
     ),
     Change(
-        "goes on in a fork",
-        within(
-            "import os\nif os.fork():\n    os.wait()\n    os._exit(0)\nreturn sum(prices) if False else prices[-1]\n"
-        ),
+        "goes on in a fork", within("import os\nif os.fork():\n    os.wait()\n    os._exit(0)\nreturn sum(prices)\n")
     ),
     Change(
         "tests removed while they run",
-        within("import shutil\nshutil.rmtree('tests', ignore_errors=True)\nreturn prices[-1]\n"),
+        within("import shutil\nshutil.rmtree('tests', ignore_errors=True)\nreturn sum(prices)\n"),
     ),
     Change("fills the memory", within("return [bytearray(1 << 26) for _ in range(1000)]\n")),
     Change(
         "fills the disk",
-        within(
-            "with open('/tmp/full', 'wb') as file:\n    for _ in range(4000):\n        file.write(bytes(1 << 20))\nreturn 0\n"
-        ),
+        within("""\
+with open("/tmp/full", "wb") as file:
+    for _ in range(4000):
+        file.write(bytes(1 << 20))
+return 0
+"""),
     ),
     Change(
         "takes every process", within("import os, time\nwhile True:\n    if os.fork() == 0:\n        time.sleep(60)\n")
@@ -542,12 +685,15 @@ IN_CODE = [
     Change("never ends", within("while True:\n    pass\n")),
     Change(
         "leaves the sandbox",
-        code(
-            f"{ESCAPE}for path in ('/proc/1/root{{canary}}', '/../..{{canary}}', '/proc/self/root/..{{canary}}'):\n"
-            "    try:\n        os.makedirs(path)\n    except OSError:\n        pass\n".replace("{{", "{").replace(
-                "}}", "}"
-            )
-        ),
+        code("""\
+import os
+
+for path in ("{canary}", "/proc/1/root{canary}", "/../..{canary}", "/proc/self/root/..{canary}"):
+    try:
+        os.makedirs(path)
+    except OSError:
+        pass
+"""),
     ),
 ]
 
@@ -583,7 +729,7 @@ IN_THE_SANDBOX = [
             "git config diff.external 'mkdir -p {canary}'; git config core.hooksPath /testbed/.git/hooks",
             "git config core.pager 'mkdir -p {canary}'; git config core.sshCommand 'mkdir -p {canary}'",
             "mkdir -p .git/info; echo '*.py filter=evil diff=evil' > .git/info/attributes; echo shop > .git/info/exclude",
-            "git config diff.evil.textconv 'mkdir -p {canary}'; echo x >> shop/core.py",
+            "git config diff.evil.textconv 'mkdir -p {canary}'; echo '# x' >> shop/core.py",
         ],
     ),
     Change(
@@ -604,7 +750,7 @@ IN_THE_SANDBOX = [
         commands=["mv tests shop/t && ln -s shop/t tests", f"cd shop/t; {PASS_TESTS[:-7]} *.py"],
     ),
     Change("memory limit on purpose", commands=["python -c 'x = [bytearray(1 << 26) for _ in range(1000)]'"]),
-    Change("disk limit on purpose", commands=["head -c 4G /dev/zero > /tmp/full; echo x >> shop/core.py"]),
+    Change("disk limit on purpose", commands=["head -c 4G /dev/zero > /tmp/full; echo '# x' >> shop/core.py"]),
 ]
 
 ATTACKS = [*IN_FILES, *IN_CODE, *IN_THE_SANDBOX]
