@@ -5,8 +5,11 @@ from minisandbox_ray.environments.build import build_environment
 from minisandbox_ray.environments.cache import cache_root
 from minisandbox_ray.environments.interpreters import Interpreter, find_interpreters
 from minisandbox_ray.environments.inventory import describe
+from minisandbox_ray.environments.node_directories import NodeDirectories, hold_node, sweep_nodes
+from minisandbox_ray.environments.provide import Provided
+from minisandbox_ray.environments.sources import Peer
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, Source, environment_digest
-from minisandbox_ray.environments.store import DEFAULT_BUDGET, Environment, NodeStore, StoredEnvironment
+from minisandbox_ray.environments.store import DEFAULT_BUDGET, Environment, NodeStore, StoredEnvironment, StoreUsage
 
 __all__ = [
     "DEFAULT_BUDGET",
@@ -16,13 +19,19 @@ __all__ = [
     "Interpreter",
     "InterpreterId",
     "Manifest",
+    "NodeDirectories",
     "NodeStore",
+    "Peer",
+    "Provided",
     "Source",
+    "StoreUsage",
     "StoredEnvironment",
     "build_environment",
     "cache_root",
     "describe",
     "environment_digest",
     "find_interpreters",
+    "hold_node",
     "read_manifest",
+    "sweep_nodes",
 ]

@@ -24,9 +24,10 @@ from minisandbox_ray.environments.cache import cache_root, remove_tree, write_at
 from minisandbox_ray.environments.interpreters import inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
+from minisandbox_ray.environments.room import Room, free_room, is_full, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, Source, environment_digest, tree_hash
 from minisandbox_ray.environments.store import NodeStore
-from minisandbox_ray.errors import BuildError, ConfigError
+from minisandbox_ray.errors import BuildError, ConfigError, StoreFullError
 from minisandbox_ray.sandbox import Bind, Limits, Sandbox, SandboxSpec
 
 Log = Callable[[str], None]
@@ -35,6 +36,8 @@ STEP_TIMEOUT = 1800.0
 """Seconds for one command of a build."""
 LIMITS = Limits(memory_mib=8192, pids=2048, disk_mib=4096)
 """Compilers want more than an agent's commands do."""
+ROOM = 256 << 20
+"""Bytes that are made free on the store's disk before a build."""
 LARGEST_SDIST = 1 << 30
 """Bytes."""
 TAIL_LINES = 20
@@ -105,7 +108,8 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
     """Build an environment into `archives`, and leave it unpacked in `store`; does nothing if the archive exists.
 
     `log` is called with one line per step. Concurrent calls for one spec on a node build once. Raises BuildError
-    (with the tail of the failed command's output), ConfigError for a source directory that isn't there.
+    (with the tail of the failed command's output), ConfigError for a source directory that isn't there and archives
+    that can't be written, StoreFullError where the disk is or gets full.
     """
     interpreter, _ = store.interpreter(spec.python)
     source_tree = ""
@@ -117,8 +121,18 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
     with store.exclusive(f"build-{digest}"), store.scratch() as scratch:
         if manifest_path(archives, digest).exists() and archive_path(archives, digest).exists():
             return read_manifest(archives, digest)
+        writable_directory(archives)
+        store.make_disk_room(f"building {digest[:12]}", store.root, ROOM)
         tree = scratch / "tree"
-        commands = _fill(spec, digest, store, scratch, log or _silent)
+        try:
+            commands = _fill(spec, digest, store, scratch, log or _silent)
+        except BuildError as error:
+            if is_full(error) and not free_room(store.root).holds(Room(1 << 20, 1)):
+                raise StoreFullError(
+                    f"building {digest[:12]} filled the disk of {store.root}: free some space there, or put "
+                    f"MINISANDBOX_CACHE on a larger disk"
+                ) from error
+            raise
         (log or _silent)("pack the archive")
         normalise(tree)
         files, size = survey(tree)
