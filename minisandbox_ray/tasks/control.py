@@ -11,12 +11,12 @@ from minisandbox_ray.environments import Environment
 from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import TestRun, functions_of
 
-SAMPLE = 20
-"""PASS_TO_PASS tests that are looked at besides those of FAIL_TO_PASS."""
+SAMPLE = 40
+"""FAIL_TO_PASS tests, and half as many PASS_TO_PASS tests, at most."""
 
 
 def choose(task: Task, diff: str, env: Environment, layer: Path | None) -> list[str]:
-    """The tests of a control run: those of FAIL_TO_PASS, and some others that nobody can guess.
+    """The tests of a control run: of both lists some that nobody can guess.
 
     Only those whose function stands in their own file, so that it can be made to fail. The same diff, the same tests.
     """
@@ -27,9 +27,13 @@ def choose(task: Task, diff: str, env: Environment, layer: Path | None) -> list[
     }
     possible = [test for test in task.tests if test.partition("[")[0] in known]
     failing = set(task.FAIL_TO_PASS)
-    others = [test for test in possible if test not in failing]
+    groups = [test for test in possible if test in failing], [test for test in possible if test not in failing]
     choice = random.Random(hashlib.sha256(f"{task.instance_id} {diff}".encode("utf-8", "surrogateescape")).digest())
-    sample = set(choice.sample(others, min(SAMPLE, len(others)))) | failing
+    sample = {
+        test
+        for group, most in zip(groups, (SAMPLE, SAMPLE // 2), strict=True)
+        for test in choice.sample(group, min(most, len(group)))
+    }
     return [test for test in possible if test in sample]
 
 

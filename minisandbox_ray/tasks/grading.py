@@ -51,7 +51,8 @@ class GradingConfig(BaseModel):
     node can import: called with the task and a dictionary of the listed tests' statuses, it returns a finite number.
     What was tampered with, or did not come to its end, earns 0 and is not asked for."""
     control: bool = True
-    """Whether a diff that resolves its task is run again with tests that must fail (FAIL_TO_PASS and some others)."""
+    """Whether a diff that earns something is run again with tests that must fail: up to 40 of FAIL_TO_PASS and 20 of
+    PASS_TO_PASS. It shows who forges results, and costs as much as these tests and the start of pytest take."""
 
 
 class Grade(BaseModel):
@@ -113,17 +114,25 @@ def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: G
     tests = {test: run.tests.status(test) for test in task.tests}
     durations = {"apply": run.apply_seconds, "tests": run.tests.seconds}
     tampered = run.tampered
-    resolved = all(status in PASSING for status in tests.values()) and not tampered and not run.complaint
-    if resolved and config.control and (chosen := control.choose(task, cut.diff, env, layer)):
+    reward = 0.0
+    if run.tests.cases and not tampered and not run.complaint:
+        reward = rewards.reward_of(config.reward, task, tests)
+    passing = {test for test, status in tests.items() if status in PASSING}
+    resolved = len(passing) == len(tests) and not tampered and not run.complaint
+    if (
+        (resolved or reward > 0)
+        and config.control
+        and (chosen := [test for test in control.choose(task, cut.diff, env, layer) if test in passing])
+    ):
         second = _run(task, cut, env, layer, config, chosen)
         tampered = second.tampered or control.verdict(chosen, second.tests)
         durations["control"] = second.tests.seconds
-        resolved = not tampered
+    if tampered:
+        resolved, reward = False, 0.0
     reason = f"tampered: {tampered[0]}" if tampered else run.complaint or _reason(task, run.tests, config)
-    is_honest = bool(run.tests.cases) and not tampered and not run.complaint
     return Grade(
         resolved=resolved,
-        reward=rewards.reward_of(config.reward, task, tests) if is_honest else 0.0,
+        reward=reward,
         tests=tests,
         owner=None if resolved else "agent",
         reason="" if resolved else reason,

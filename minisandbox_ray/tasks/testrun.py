@@ -24,7 +24,7 @@ _VARIABLES = {
     "TZ": "UTC",
     "COLUMNS": "120",
 }
-_OPTIONS = "-p minisandbox_witness -p no:cacheprovider --rootdir=. --continue-on-collection-errors --tb=short"
+_OPTIONS = "-p minisandbox_witness -p no:cacheprovider --rootdir=. --continue-on-collection-errors"
 _WITNESS = Path(__file__).with_name("witness.py")
 _PLACE = "/opt/witness"
 _LARGEST_REPORT = 64 << 20
@@ -108,7 +108,11 @@ def run_tests(
     }
     sandbox.write_file(f"{_PLACE}/minisandbox_witness.py", _WITNESS.read_bytes())
     result = sandbox.execute(
-        [*test_command, *_OPTIONS.split(), f"--maxfail={max_failures}", *(options or []), "--", *targets],
+        [
+            *[*test_command, *_OPTIONS.split(), f"--maxfail={max_failures}"],
+            "--tb=native" if control else "--tb=short",  # where all fail, what takes least time
+            *[*(options or []), "--", *targets],
+        ],
         stdin=json.dumps(settings).encode() + b"\n",
         cwd="/testbed",
         env=_VARIABLES | variables | {"PYTHONPATH": f"{_PLACE}:{path}" if path else _PLACE},

@@ -76,6 +76,11 @@ class Origins:
             return self.suspects_file(getattr(module, "__file__", None) or "<string>")
         return True
 
+    def suspects_plugin(self, plugin: Any) -> bool:
+        if isinstance(plugin, ModuleType):
+            return self.suspects_file(getattr(plugin, "__file__", None) or "<string>")
+        return self.suspects(type(plugin))
+
     def planted(self) -> str:
         """A function of the agent's that stands in for another one in a module that is not its own."""
         for name, module in list(sys.modules.items()):
@@ -429,7 +434,7 @@ class Witness:
         if replaced:
             self._accuse(replaced)
         for plugin in session.config.pluginmanager.get_plugins():
-            if id(plugin) not in self._plugins and self._origins.suspects(_kind(plugin)):
+            if id(plugin) not in self._plugins and self._origins.suspects_plugin(plugin):
                 self._accuse(f"the plugin {plugin!r:.80} was registered")
         self._tell(end=int(exitstatus))
 
@@ -466,13 +471,6 @@ class Witness:
         return hook
 
 
-def _kind(plugin: Any) -> Any:
-    """What tells where a plugin comes from: a function of the module, or its class."""
-    if not isinstance(plugin, ModuleType):
-        return type(plugin)
-    return next((each for each in vars(plugin).values() if type(each) is FunctionType), os.getcwd)
-
-
 def _plain(test: str) -> str:
     """A test's id; old versions of pytest write () for a class's instance."""
     return test.replace("::()", "")
@@ -500,7 +498,7 @@ def _start() -> None:
     while not data.endswith(b"\n"):
         piece = os.read(0, 1 << 16)
         if not piece:
-            return  # a worker of pytest-xdist's: its reports come to the process that started it
+            return
         data += piece
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -518,6 +516,8 @@ def _start() -> None:
     witness = Witness(settings, channel)
 
     def pytest_configure(config: Any) -> None:
+        if hasattr(config.option, "dist"):  # pytest-xdist's workers have no witness
+            config.option.dist, config.option.tx, config.option.numprocesses = "no", [], 0
         config.pluginmanager.register(witness, "minisandbox_witness_of_tests")
 
     globals()["pytest_configure"] = pytest_configure

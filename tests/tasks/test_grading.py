@@ -120,3 +120,39 @@ def test_keys_tell_apart_what_is_graded_differently(bench: Bench) -> None:
         grade_key(bench.task.model_copy(update={"patch": "x"}), GOLD, "digest", config),
     ]
     assert len({key, *others}) == 8
+
+
+def test_partial_credit(bench: Bench) -> None:
+    half = unified_patch("calc.py", BROKEN, BROKEN.replace("value < high", "value < high and value != 5"))
+    config = GradingConfig(reward="f2p_fraction")
+    result = grade(bench.task, half, bench.env, bench.layer, config)
+    assert (result.resolved, result.reward, result.owner) == (False, 0.5, "agent")
+    assert "control" in result.durations  # what earns something is looked at
+    assert grade(bench.task, half + "rubbish", bench.env, bench.layer, config).reward == 0
+    assert grade(bench.task, broken_with("raise SystemExit(0)"), bench.env, bench.layer, config).reward == 0
+    assert grade(bench.task, GOLD, bench.env, bench.layer, config).reward == 1
+
+
+def test_a_grade_tells_what_became_of_the_diff(bench: Bench) -> None:
+    new = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+/etc\n"
+    outcomes = {
+        "": "empty",
+        GOLD: "applied",
+        GOLD + new.format("pytest.ini", "100644"): "cut_down",
+        new.format("tests/conftest.py", "100644"): "nothing_left",
+        new.format("link", "120000"): "refused_symlink",
+        GOLD.replace("value < high", "value << high"): "conflict",
+        GOLD.replace("\n", "\n\n"): "no_patch",
+    }
+    found = {diff: grade(bench.task, diff, bench.env, bench.layer) for diff in outcomes}
+    assert {diff: result.outcome for diff, result in found.items()} == outcomes
+    assert found[GOLD + new.format("pytest.ini", "100644")].dropped == ["pytest.ini"]
+    assert [diff for diff, result in found.items() if result.resolved] == [
+        GOLD,
+        GOLD + new.format("pytest.ini", "100644"),
+    ]
+
+
+def test_without_a_control_run(bench: Bench) -> None:
+    result = grade(bench.task, GOLD, bench.env, bench.layer, GradingConfig(control=False))
+    assert (result.resolved, set(result.durations)) == (True, {"apply", "tests"})
