@@ -26,6 +26,10 @@ from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import PASSING, Status, TestRun, run_tests
 from minisandbox_ray.tasks.written import changed, is_runner_s, written
 
+_KILLED = (-9, 137)  # exit statuses
+# A sandbox that is killed loses its programs a little before its first process is gone.
+_DEATH_SECONDS = 2.0
+
 
 def _reward_name(name: str) -> str:
     rewards.load_reward(name)
@@ -100,8 +104,8 @@ def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: G
     """Applies the cut-down `diff` to a fresh sandbox of the task and runs the files of the listed tests.
 
     `layer` is the task's own layer over the environment (`NodeStore.derive` of its patch). Tests that fail, error,
-    crash, are skipped or do not report count as failed. What the diff does to the run (a timeout, a limit, a dead
-    sandbox) is the agent's failure. Raises SandboxError if the sandbox does not start, or dies without a diff in it;
+    crash, are skipped or do not report count as failed. What the diff does to the run (a timeout, a limit, a sandbox
+    that dies at a limit) is the agent's failure. Raises SandboxError if the sandbox does not start, or is killed;
     TaskError if a reward function of the user's fails.
     """
     config = config or GradingConfig()
@@ -188,10 +192,20 @@ def _run(
             )
             run.tampered += _protected(changed(applied, written(sandbox)), protection) + run.tests.tampered
         except SandboxError as error:
-            if not cut.diff:
+            if not cut.diff or _was_killed(sandbox, run.tests, is_dying=True):
                 raise
             run.complaint = f"the sandbox died of the tests: {error}"
+        if _was_killed(sandbox, run.tests, is_dying=run.tests.exit_code in _KILLED):
+            raise SandboxError("the grading sandbox was killed from outside")
     return run
+
+
+def _was_killed(sandbox: Sandbox, tests: TestRun, *, is_dying: bool) -> bool:
+    """Whether it is gone although no limit was hit: nobody inside can end its first process, so the diff did not."""
+    deadline = time.monotonic() + (_DEATH_SECONDS if is_dying else 0)
+    while sandbox.is_alive and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not sandbox.is_alive and tests.limit is None and sandbox.limit_hit() is None
 
 
 def _protected(paths: Collection[str], protection: Protection) -> list[str]:
