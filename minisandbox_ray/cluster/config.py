@@ -42,7 +42,7 @@ class ClusterConfig(BaseModel):
 
     def workers_on(self, node: "Node") -> list[int]:
         """Sandbox slots of each worker on that node; they differ by at most one."""
-        if self.sandboxes_per_worker and self.workers_per_node:
+        if self.sandboxes_per_worker and self.workers_per_node and not node.sandboxes:
             return [self.sandboxes_per_worker] * self.workers_per_node
         slots = node.sandboxes or max(2, math.floor(2 * node.cpus))
         if self.sandboxes_per_worker and not node.sandboxes:

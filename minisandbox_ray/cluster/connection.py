@@ -52,7 +52,8 @@ def connect(config: ClusterConfig, run_dir: Path | None = None) -> Connection:
     A local cluster keeps its temporary files in ``<run_dir>/ray`` (a temporary directory without ``run_dir``) and
     removes them when it ends, also after a SIGKILL of this process.
 
-    Raises ConfigError when a node advertises no unpack slots, ClusterError when Ray cannot be started or reached.
+    Raises ConfigError when a node advertises no unpack slots or nothing answers at the address, ClusterError when Ray
+    cannot be started.
     """
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
     if ray.is_initialized():
@@ -79,7 +80,7 @@ def _own_sigterm() -> Iterator[None]:
 def join(address: str | None = None) -> Connection:
     """Connect this process to a Ray cluster that runs: at ``address``, else at ``RAY_ADDRESS``, else this machine's.
 
-    Raises ClusterError when it cannot be reached.
+    Raises ConfigError when it cannot be reached.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
     host, _, port = address.rpartition(":")
@@ -89,7 +90,7 @@ def join(address: str | None = None) -> Connection:
         with _own_sigterm():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise ClusterError(f"no Ray cluster at {address}: {first_line(error)}") from error
+        raise ConfigError(f"no Ray cluster at {address}: {first_line(error)}") from error
     return Connection(ray.shutdown)
 
 

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ START_SECONDS = 120.0
 PING_SECONDS = 10.0
 # A worker that cannot be started this many times in a row has a cause that another start does not cure soon.
 START_ATTEMPTS = 3
+PAUSE_SECONDS = 1.0
 RETRY_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class Crew:
         """Why a node has fewer workers than it should, by its id."""
         self.lost = 0
         """Workers that died."""
-        self._starting: dict[str, int] = {}
+        self._starting: Counter[str] = Counter()
         self._tasks: set[asyncio.Task] = set()
         self._retry_at: dict[str, float] = {}
         self._number = 0
@@ -75,14 +77,25 @@ class Crew:
         """No worker runs or is being started."""
         return not self.workers and not any(self._starting.values())
 
+    @property
+    def largest(self) -> int:
+        """Most slots that one worker has, or will have once it has started."""
+        sizes = [worker.capacity for worker in self.workers.values()]
+        return max(sizes + [size for node in self.nodes.values() for size in self._config.workers_on(node)], default=0)
+
     async def start(self) -> None:
         """Start the workers of all nodes. Raises ConfigError or ClusterError if one does not start."""
         nodes = await asyncio.to_thread(sandbox_nodes, self._config.exclude_labels)
         check_nodes(nodes)
-        self.nodes = {node.node_id: node for node in nodes}
-        starts = [self._start(node, size) for node in nodes for size in self._config.workers_on(node)]
+        draining = await asyncio.to_thread(draining_nodes)
+        self.nodes = {node.node_id: node for node in nodes if node.node_id not in draining}
+        if not self.nodes:
+            raise ClusterError("all nodes of the Ray cluster that may host sandboxes are being drained")
+        starts = [self._start(node, size) for node in self.nodes.values() for size in self._config.workers_on(node)]
         failures = [failure for failure in await asyncio.gather(*starts) if failure]
         if failures:
+            await self._end_all(0.0)
+            self.nodes = {}
             raise min(failures, key=lambda failure: not isinstance(failure, ConfigError))
 
     async def refresh(self) -> None:
@@ -124,8 +137,8 @@ class Crew:
         self.lost += 1
         if worker.watch:
             worker.watch.cancel()
-        self._on_lost(worker, reason)
         self._spawn(self._replace(worker))
+        self._on_lost(worker, reason)
 
     async def retire(self, worker: Worker) -> None:
         """End a worker that hosts nothing more; nobody takes its place."""
@@ -138,7 +151,11 @@ class Crew:
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
-        workers, self.workers = list(self.workers.values()), {}
+        await self._end_all(seconds)
+
+    async def _end_all(self, seconds: float) -> None:
+        workers = list(self.workers.values())
+        self.workers.clear()
         for worker in workers:
             if worker.watch:
                 worker.watch.cancel()
@@ -158,7 +175,7 @@ class Crew:
 
     async def _fill(self, node: Node) -> None:
         """Start what a node lacks."""
-        has = len(self.on(node.node_id)) + self._starting.get(node.node_id, 0)
+        has = len(self.on(node.node_id)) + self._starting[node.node_id]
         for size in self._config.workers_on(node)[has:]:
             if node.unpack_slots < 1:
                 failure: MiniSandboxError | None = ClusterError(f"node {node} advertises no unpack_slots")
@@ -168,13 +185,22 @@ class Crew:
                 self._note_trouble(node, failure)
                 return
 
-    async def _replace(self, worker: Worker) -> None:
-        ray.kill(worker.actor)
-        if worker.node.node_id not in self.nodes:
-            return
-        failure = await self._start(worker.node, worker.capacity)
-        if failure:
-            self._note_trouble(worker.node, failure)
+    def _replace(self, worker: Worker) -> Coroutine[Any, Any, None]:
+        """What ends a lost worker and starts another; the latter counts as being started from this call on."""
+        node = worker.node
+        is_wanted = node.node_id in self.nodes
+        self._starting[node.node_id] += is_wanted
+
+        async def replace() -> None:
+            try:
+                ray.kill(worker.actor)
+                failure = await self._start(node, worker.capacity) if is_wanted else None
+            finally:
+                self._starting[node.node_id] -= is_wanted
+            if failure:
+                self._note_trouble(node, failure)
+
+        return replace()
 
     def _note_trouble(self, node: Node, failure: MiniSandboxError) -> None:
         logger.warning("%s", failure)
@@ -184,7 +210,7 @@ class Crew:
 
     async def _start(self, node: Node, capacity: int) -> MiniSandboxError | None:
         """Start a worker, in some attempts; -> why that failed."""
-        self._starting[node.node_id] = self._starting.get(node.node_id, 0) + 1
+        self._starting[node.node_id] += 1
         try:
             failure: MiniSandboxError | None = None
             for _ in range(START_ATTEMPTS):
@@ -192,6 +218,7 @@ class Crew:
                 is_final = failure is None or isinstance(failure, ConfigError) or self._is_closed
                 if is_final or node.node_id not in self.nodes:
                     break
+                await asyncio.sleep(PAUSE_SECONDS)  # a node that has just joined is not known to all others at once
             return failure
         finally:
             self._starting[node.node_id] -= 1

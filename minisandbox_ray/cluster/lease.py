@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import ray
@@ -110,12 +112,28 @@ class Lease:
     async def _fetch(self) -> None:
         started = time.monotonic()
         environment = self._opening.environment or ""
-        self._fetched(started, await self._pool.unpack(self.node.node_id, environment))
+        with self._fetching(environment):
+            unpacked = self._pool.unpack(self.node.node_id, environment)
+            outcome = await asyncio.wait_for(unpacked, self._patience(None))
+        self._fetched(started, outcome)
 
     def _fetch_sync(self) -> None:
         started = time.monotonic()
         environment = self._opening.environment or ""
-        self._fetched(started, ray.get(self._pool.unpack(self.node.node_id, environment)))
+        with self._fetching(environment):
+            outcome = ray.get(self._pool.unpack(self.node.node_id, environment), timeout=self._patience(None))
+        self._fetched(started, outcome)
+
+    @contextmanager
+    def _fetching(self, environment: str) -> Iterator[None]:
+        """Around what asks the scheduler, not the worker."""
+        try:
+            yield
+        except (RayError, TimeoutError) as error:
+            what = f"environment {environment[:12]} did not come to node {self.node}"
+            if isinstance(error, TimeoutError):
+                raise ClusterError(f"{what} before the lease's deadline") from None
+            raise ClusterError(f"{what}: the pool's scheduler was lost: {first_line(error)}") from error
 
     def _fetched(self, started: float, outcome: Unpacked | MiniSandboxError) -> None:
         if isinstance(outcome, MiniSandboxError):

@@ -45,6 +45,21 @@ class Failed:
 
 Message = Request | Release | Suspect | Failed
 
+
+@dataclass(frozen=True)
+class Client:
+    """Who attaches."""
+
+    client_id: str
+    """A new one each time."""
+    job_id: str
+    """Of Ray's: when that job has ended, so has the client; empty for one that is no driver."""
+    settings: dict[str, str]
+    """See `scheduler.pool_settings`."""
+    replaces: str = ""
+    """The client's id before it lost the connection: whatever that still holds is given up."""
+
+
 # -- scheduler to client
 
 
@@ -88,6 +103,8 @@ class Unpacked:
     """See environments.provide.Provided."""
     seconds: dict[str, float] = field(default_factory=dict)
     """``slots`` (waiting for unpack slots), ``fetch``, ``unpack``, ``rebuild``."""
+    unpacked_bytes: int = 0
+    """0 if it was there already."""
 
 
 # -- client to worker and back

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -37,6 +37,7 @@ class Node:
     """What Ray counts as its memory; 0 where it does not say."""
     store_key: str | None = None
     """Its Ray id where several nodes are on one machine, and so need stores of their own; else None."""
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return self.address if self.store_key is None else f"{self.address}/{self.node_id[:8]}"
@@ -45,13 +46,14 @@ class Node:
 def sandbox_nodes(exclude_labels: Mapping[str, str] | None = None) -> list[Node]:
     """Alive nodes with cpus to schedule on (``ray start --num-cpus=0`` keeps a node out) and none of these labels, in
     a stable order."""
+    return [node for node in all_nodes() if node.cpus > 0 and not _has_any(node.labels, exclude_labels or {})]
+
+
+def all_nodes() -> list[Node]:
+    """All that are alive, in a stable order."""
     alive = [entry for entry in ray.nodes() if entry["Alive"]]
     machines = Counter(entry["NodeManagerAddress"] for entry in alive)
-    nodes = [
-        _node(entry, shares_machine=machines[entry["NodeManagerAddress"]] > 1)
-        for entry in alive
-        if entry["Resources"].get("CPU", 0) > 0 and not _has_any(entry.get("Labels", {}), exclude_labels or {})
-    ]
+    nodes = [_node(entry, shares_machine=machines[entry["NodeManagerAddress"]] > 1) for entry in alive]
     return sorted(nodes, key=lambda node: node.node_id)
 
 
@@ -71,6 +73,13 @@ def draining_nodes() -> frozenset[str]:
     )
 
 
+def ended_jobs() -> frozenset[str]:
+    """Ids of the Ray jobs whose driver has left or died; Ray knows within a second."""
+    service = _control_service(ray.get_runtime_context().gcs_address)
+    infos = service.get_all_job_info(skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=10)
+    return frozenset(job_id.hex() for job_id, info in infos.items() if info.is_dead)
+
+
 @cache
 def _control_service(address: str) -> GcsClient:
     return GcsClient(address=address)
@@ -81,11 +90,12 @@ def _node(entry: dict[str, Any], *, shares_machine: bool) -> Node:
     return Node(
         node_id=entry["NodeID"],
         address=entry["NodeManagerAddress"],
-        cpus=resources["CPU"],
+        cpus=resources.get("CPU", 0),
         unpack_slots=int(resources.get(UNPACK_SLOTS, 0)),
         sandboxes=int(resources.get(SANDBOX, 0)),
         memory_bytes=int(resources.get("memory", 0)),
         store_key=entry["NodeID"] if shares_machine else None,
+        labels=dict(entry.get("Labels", {})),
     )
 
 

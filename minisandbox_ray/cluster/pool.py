@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minisandbox_ray.cluster.config import ClusterConfig
@@ -21,6 +21,7 @@ from minisandbox_ray.cluster.crew import START_ATTEMPTS, START_SECONDS
 from minisandbox_ray.cluster.lease import Lease
 from minisandbox_ray.cluster.messages import (
     Attached,
+    Client,
     Ended,
     Event,
     Failed,
@@ -33,9 +34,10 @@ from minisandbox_ray.cluster.messages import (
 )
 from minisandbox_ray.cluster.nodes import Node, check_nodes, head_node, sandbox_nodes
 from minisandbox_ray.cluster.scheduler import NAMESPACE, STOP_SECONDS, SchedulerActor, pool_settings
-from minisandbox_ray.errors import ClusterError, MiniSandboxError, Owner
+from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, Owner
 
 REATTACH_SECONDS = 60.0
+RETRY_SECONDS = 1.0
 ASK_SECONDS = 30.0
 
 
@@ -57,37 +59,66 @@ class Pool:
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._attachments = itertools.count(1)
         self._client_id = ""  # a new one each time it attaches
+        context = ray.get_runtime_context()
+        self._job_id = (
+            context.get_job_id() if context.get_actor_id() is None else ""
+        )  # a detached actor outlives its job
         self._sent = 0
+        self._lost_id = ""
+        self._submissions: set[asyncio.Future] = set()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
         self._requests: dict[str, tuple[Future, Request, Opening]] = {}
         self._outbox: list[Message] = []
         self._is_closed = False
-        here = ray.get_runtime_context().get_node_id()
-        self._scheduler = SchedulerActor.options(
-            name=config.pool or f"private-{self._name}",
-            namespace=NAMESPACE,
-            lifetime="detached" if self._is_shared else None,
-            get_if_exists=self._is_shared,
-            # Each goes down with what it needs anyway: its driver's node, or the head.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(head_node() if self._is_shared else here, soft=False),
-        ).remote(config, host, source, here)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="pool-client", daemon=True)
+        home = context.get_node_id()
         try:
-            client_id, patience = self._next_id(), START_SECONDS * (START_ATTEMPTS + 1)
-            attached = self._ask("attach", client_id, self._settings, within=patience)
+            attached = self._start(config, host, source, home)
             if isinstance(attached, MiniSandboxError):
                 raise attached
         except BaseException:
             self._is_closed = True
-            if not self._is_shared:
+            if self._is_shared:
+                with contextlib.suppress(ClusterError):
+                    self._ask("end_if_unused")
+            else:
                 self._end_scheduler()
             raise
         self._attached: Attached = attached
-        self._client_id = client_id
         self._thread.start()
+
+    def _start(
+        self, config: ClusterConfig, host: Callable[..., Any], source: Path | str, home: str
+    ) -> Attached | MiniSandboxError:
+        """Find or make the scheduler, and attach to it."""
+        client = self._next_client()
+        for attempt in range(START_ATTEMPTS):
+            self._scheduler = SchedulerActor.options(
+                name=config.pool or f"private-{self._name}",
+                namespace=NAMESPACE,
+                lifetime="detached" if self._is_shared else None,
+                get_if_exists=self._is_shared,
+                # Each goes down with what it needs anyway: its driver's node, or the head.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    head_node() if self._is_shared else home, soft=False
+                ),
+            ).remote(config, host, source, home)
+            try:
+                attached = ray.get(self._scheduler.attach.remote(client), timeout=START_SECONDS * (START_ATTEMPTS + 1))
+            except ActorUnschedulableError as error:
+                # A node that has just joined was to place it, and does not know the others yet.
+                if attempt + 1 == START_ATTEMPTS:
+                    raise ClusterError(f"the pool's scheduler does not start: {first_line(error)}") from error
+                time.sleep(RETRY_SECONDS)
+            except RayError as error:
+                raise ClusterError(f"the pool does not start: {first_line(error)}") from error
+            else:
+                self._client_id = client.client_id
+                return attached
+        raise AssertionError("unreachable")
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +205,8 @@ class Pool:
     ) -> tuple[str, Future]:
         future: Future = Future()
         future.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it: see _abandon
+        if slots < 1:
+            raise ConfigError(f"a lease takes one slot or more, not {slots}")
         lease_id = f"{self._name}-{next(self._numbers)}"
         request = Request(lease_id, environment, slots, avoid)
         with self._lock:
@@ -223,11 +256,15 @@ class Pool:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._poll())
+            for submission in self._submissions:
+                submission.cancel()
+            self._loop.run_until_complete(asyncio.gather(*self._submissions, return_exceptions=True))
         finally:
             self._loop.close()
 
-    def _next_id(self) -> str:
-        return f"{self._name}.{next(self._attachments)}"
+    def _next_client(self) -> Client:
+        client_id = f"{self._name}.{next(self._attachments)}"
+        return Client(client_id, self._job_id, self._settings, self._client_id)
 
     def _send(self) -> None:
         """Everything that is to be said, in one call; later, while this client is not attached."""
@@ -236,7 +273,16 @@ class Pool:
                 return
             messages, self._outbox = self._outbox, []
         self._sent += 1
-        self._scheduler.submit.remote(self._client_id, self._sent, messages)
+        submitted = self._scheduler.submit.remote(self._client_id, self._sent, messages)
+        submission = asyncio.ensure_future(self._deliver(submitted, self._client_id))
+        self._submissions.add(submission)
+        submission.add_done_callback(self._submissions.discard)
+
+    async def _deliver(self, submitted: Any, client_id: str) -> None:
+        try:
+            await submitted
+        except RayError:
+            self._lost_id = client_id  # the scheduler waits for the messages of that number: start anew
 
     async def _poll(self) -> None:
         while not self._is_closed and ray.is_initialized():
@@ -247,7 +293,7 @@ class Pool:
                 return
             except RayError:
                 events = None
-            if events is None and not self._is_closed:
+            if (events is None or self._lost_id == self._client_id) and not self._is_closed:
                 await self._reattach()
             for event in events or []:
                 self._take(event)
@@ -270,12 +316,13 @@ class Pool:
 
     async def _reattach(self) -> None:
         """The scheduler started anew, or took this client for dead: leases are gone, requests are asked again."""
-        self._client_id, client_id = "", self._next_id()
+        client = self._next_client()
+        self._client_id = ""
         self._end_leases("the pool's scheduler was restarted, or took this client for dead")
         deadline = time.monotonic() + REATTACH_SECONDS
         while True:
             try:
-                outcome = await self._scheduler.attach.remote(client_id, self._settings)
+                outcome = await self._scheduler.attach.remote(client)
                 break
             except RayError as error:
                 if isinstance(error, ActorDiedError) or time.monotonic() > deadline or not ray.is_initialized():
@@ -288,7 +335,7 @@ class Pool:
         with self._lock:
             # What was said to the old one means nothing to the new one: only who still waits does.
             self._outbox = [request for _, request, _ in self._requests.values()]
-        self._client_id, self._sent = client_id, 0
+        self._client_id, self._sent = client.client_id, 0
         self._send()
 
     def _end_leases(self, reason: str) -> None:

@@ -3,19 +3,22 @@
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from minisandbox_ray import __version__
 from minisandbox_ray.cluster.config import ClusterConfig
 from minisandbox_ray.cluster.crew import Crew, Worker
 from minisandbox_ray.cluster.ledger import Ledger
 from minisandbox_ray.cluster.messages import (
     Attached,
+    Client,
     Ended,
     Event,
     Failed,
@@ -28,9 +31,9 @@ from minisandbox_ray.cluster.messages import (
     first_line,
 )
 from minisandbox_ray.cluster.metrics import Metrics
-from minisandbox_ray.cluster.nodes import Node
+from minisandbox_ray.cluster.nodes import Node, all_nodes, ended_jobs
 from minisandbox_ray.cluster.unpack import Unpacking
-from minisandbox_ray.cluster.worker import HostContext
+from minisandbox_ray.cluster.worker import ArchivesActor, HostContext
 from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, StoreFullError
 
 NAMESPACE = "minisandbox"
@@ -43,6 +46,8 @@ RELEASE_SECONDS = 60.0
 STOP_SECONDS = 10.0
 NODES_SECONDS = 2.0
 REPORT_SECONDS = 10.0
+METRICS_SECONDS = 2.0
+LATE_SECONDS = 3.0
 
 
 @dataclass
@@ -56,6 +61,7 @@ class _Lease:
 
 @dataclass
 class _Client:
+    job_id: str
     events: list[Event] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     seen: float = field(default_factory=time.monotonic)
@@ -84,37 +90,54 @@ class Scheduler:
         self._clients: dict[str, _Client] = {}
         self._held: dict[str, set[str]] = {}
         self._failures: Counter[str] = Counter()
+        self._full: dict[str, tuple[int, float]] = {}
         self._waits: deque[float] = deque(maxlen=1000)
         self._granted = 0
+        self._expired = time.monotonic()
         self._started: asyncio.Task | None = None
-        self._keeping: asyncio.Task | None = None
+        self._keeping: list[asyncio.Task] = []
         self._tasks: set[asyncio.Task] = set()
         self._is_closed = False
+        self._archives: Any = None
         self._crew = Crew(config, host, self._context_of, self._worker_started, self._worker_lost, self._node_drains)
         self._unpacking = Unpacking(self._context_of, self._actors_near, self._unpacked)
         self._metrics = Metrics()
 
     # -- clients
 
-    async def attach(self, client_id: str, settings: Mapping[str, Any]) -> Attached | MiniSandboxError:
+    async def attach(self, client: Client) -> Attached | MiniSandboxError:
         """Take a client in once the workers run. Its settings must be the pool's."""
-        mine = pool_settings(self._config, self._source)
-        differing = [f"{name} is {mine[name]}, not {settings[name]}" for name in mine if mine[name] != settings[name]]
+        self._drop_client(client.replaces, "its client lost the connection")
+        mine, its = pool_settings(self._config, self._source), client.settings
+        differing = [f"{name} is {mine.get(name)}, not {its.get(name)}" for name in mine if mine[name] != its.get(name)]
         if differing:
             return ConfigError(
                 f"the pool {self._config.pool} runs with other settings: {'; '.join(differing)}; take those, choose "
                 f"another cluster.pool, or end it with `python -m minisandbox_ray pool stop {self._config.pool}`"
             )
-        if self._started is None:
-            self._started = asyncio.create_task(self._crew.start())
+        started = self._started = self._started or asyncio.create_task(self._crew.start())
         try:
-            await asyncio.shield(self._started)
+            await asyncio.shield(started)
         except MiniSandboxError as error:
+            if self._started is started:
+                self._started = None  # the next one may find it mended
             return error
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep())
-        self._clients[client_id] = _Client()
+        if not self._keeping:
+            works = [
+                (1.0, self._expire),
+                (NODES_SECONDS, self._crew.refresh),
+                (NODES_SECONDS, self._drop_ended_jobs),
+                (REPORT_SECONDS, self._collect_reports),
+                (METRICS_SECONDS, self._update_metrics),
+            ]
+            self._keeping = [asyncio.create_task(self._keep(seconds, work)) for seconds, work in works]
+        self._clients[client.client_id] = _Client(client.job_id)
         return Attached(list(self._crew.nodes.values()), self._config.lease_seconds)
+
+    async def end_if_unused(self) -> None:
+        """End this actor if no client got in."""
+        if not self._clients and self._started is None:
+            ray.actor.exit_actor()
 
     async def detach(self, client_id: str) -> None:
         """The client is done: whatever it holds is taken back."""
@@ -172,8 +195,10 @@ class Scheduler:
     # -- leases
 
     def _request(self, client_id: str, request: Request) -> None:
-        if request.slots > max(self._ledger.largest, 1):
-            reason = f"no worker hosts {request.slots} slots: the largest has {self._ledger.largest}"
+        if request.lease_id in self._requests or request.lease_id in self._leases:
+            return  # asked again by a client that was attaching meanwhile
+        if request.slots > max(self._crew.largest, 1):
+            reason = f"no worker hosts {request.slots} slots: the largest has {self._crew.largest}"
             self._clients[client_id].tell(Ended(request.lease_id, reason))
             return
         self._requests[request.lease_id] = client_id, request.environment, time.monotonic()
@@ -248,14 +273,26 @@ class Scheduler:
         store_bytes = int(self._config.store_gib * (1 << 30))
         return HostContext(self._source, store_bytes, self._config.isolation, node.store_key)
 
-    def _actors_near(self, node: Node, environment: str) -> Iterator[tuple[str, Any]]:
+    def _actors_near(self, node: Node, environment: str) -> Iterator[tuple[Node, Any]]:
         """The node itself, the first driver's, then those that hold the environment."""
         holders = [other for other in sorted(self._ledger.holders(environment)) if environment in self._held[other]]
         order = [node.node_id, self._home, *holders, *sorted(self._crew.nodes)]
         for node_id in dict.fromkeys(order):
             worker = next(iter(self._crew.on(node_id)), None)
             if worker is not None:
-                yield str(worker.node), worker.actor
+                yield worker.node, worker.actor
+            elif node_id == self._home:
+                yield from self._home_archives()
+
+    def _home_archives(self) -> Iterator[tuple[Node, Any]]:
+        """The first driver's node when it hosts no sandboxes: an actor there reads its archives to the others."""
+        home = next((node for node in all_nodes() if node.node_id == self._home), None)
+        if home is None:
+            return  # it is gone
+        if self._archives is None:
+            there = NodeAffinitySchedulingStrategy(self._home, soft=False)
+            self._archives = ArchivesActor.options(scheduling_strategy=there).remote(self._context_of(home))
+        yield home, self._archives
 
     def _worker_started(self, worker: Worker) -> None:
         node_id = worker.node.node_id
@@ -288,25 +325,23 @@ class Scheduler:
             for worker in self._crew.on(node_id):
                 self._retire(worker)
 
-    async def _keep(self) -> None:
-        """Everything that goes by the clock."""
-        nodes_at = reports_at = 0.0
+    async def _keep(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something by the clock. Each work has a loop of its own: one that waits for Ray holds none of the others
+        up, and one that fails (Ray's control service is away for a while) is tried again."""
         while not self._is_closed:
-            now = time.monotonic()
-            self._expire(now)
-            if now >= nodes_at:
-                nodes_at = now + NODES_SECONDS
-                try:
-                    await self._crew.refresh()
-                except Exception as error:  # Ray's control service is away for a while: the next time
-                    self._metrics.trouble(first_line(error))
-            if now >= reports_at:
-                reports_at = now + REPORT_SECONDS
-                await self._collect_reports()
-            self._metrics.update(await self.stats())
-            await asyncio.sleep(1.0)
+            due = time.monotonic() + seconds
+            try:
+                await work()
+            except Exception as error:
+                self._metrics.trouble(f"{work.__name__}: {first_line(error)}")
+            await asyncio.sleep(max(due - time.monotonic(), 0.1))
 
-    def _expire(self, now: float) -> None:
+    async def _expire(self) -> None:
+        now = time.monotonic()
+        late, self._expired = now - self._expired - LATE_SECONDS, now
+        if late > 0:  # this process did not run for a while: nobody could poll
+            for client in self._clients.values():
+                client.seen += late + LATE_SECONDS
         for lease_id, lease in list(self._leases.items()):
             if lease.closing_until is None and lease.deadline < now:
                 reason = f"it was held longer than lease_seconds={self._config.lease_seconds:g}"
@@ -319,7 +354,21 @@ class Scheduler:
                 self._drop_client(client_id, "its client is gone")
         self._grant()
 
+    async def _drop_ended_jobs(self) -> None:
+        """Clients whose driver is gone: Ray hears of that long before their silence tells."""
+        if not self._clients:
+            return
+        ended = await asyncio.to_thread(ended_jobs)
+        for client_id, client in list(self._clients.items()):
+            if client.job_id in ended:
+                self._drop_client(client_id, "its driver has ended")
+        self._grant()
+
+    async def _update_metrics(self) -> None:
+        self._metrics.update(await self.stats())
+
     async def _collect_reports(self) -> None:
+        now = time.monotonic()
         first_on = {worker.node.node_id: worker for worker in reversed(self._crew.workers.values())}
         every = list(self._crew.workers.values())
         reports = await asyncio.gather(*(self._report_of(worker) for worker in every))
@@ -328,8 +377,11 @@ class Scheduler:
                 worker.report = report
                 if first_on[worker.node.node_id] is worker:
                     self._note_held(worker.node.node_id, report.held)
-                    if report.store["free_bytes"] > FULL_BYTES:
+                    needed, until = self._full.get(worker.node.node_id, (0, now))
+                    if report.store["free_bytes"] > needed or until <= now:
+                        self._full.pop(worker.node.node_id, None)
                         self._ledger.refuse_new(worker.node.node_id, False)
+        self._grant()
 
     async def _report_of(self, worker: Worker) -> Any:
         try:
@@ -366,7 +418,9 @@ class Scheduler:
             self._held[node.node_id].add(environment)
         else:
             self._held[node.node_id].discard(environment)
-            if isinstance(outcome, StoreFullError):
+            size = self._unpacking.size(environment)
+            if isinstance(outcome, StoreFullError) and size <= self._config.store_gib * (1 << 30):
+                self._full[node.node_id] = 2 * size + FULL_BYTES, time.monotonic() + FULL_SECONDS
                 self._ledger.refuse_new(node.node_id, True)
         self._ledger.set_held(node.node_id, environment, is_held)
 
@@ -421,7 +475,7 @@ class Scheduler:
         for lease_id, lease in self._leases.items():
             self._tell(lease.client_id, Ended(lease_id, "the pool was closed"))
         self._leases.clear()
-        for task in [self._keeping, self._started, *self._tasks]:
+        for task in [*self._keeping, self._started, *self._tasks]:
             if task is not None:
                 task.cancel()
         await self._crew.close(STOP_SECONDS)
@@ -432,14 +486,17 @@ class Scheduler:
         task.add_done_callback(self._tasks.discard)
 
 
-FULL_BYTES = 1 << 30
-"""A node whose disk was full is used for new environments again once so much of it is free."""
+FULL_BYTES = 128 << 20
+"""A node whose disk was full takes new environments again once so much is free, and twice what found no room…"""
+FULL_SECONDS = 30.0
+"""…or after this time, as leases that have ended meanwhile leave something to evict."""
 
 
 def pool_settings(config: ClusterConfig, source: Path | str) -> dict[str, str]:
     """What the clients of one pool must agree on."""
     fields = config.model_dump(mode="json", exclude={"address", "pool"})
-    return {**{name: str(value) for name, value in fields.items()}, "archives": str(source)}
+    names = {name: str(value) for name, value in fields.items()}
+    return {**names, "archives": str(source), "minisandbox_ray": __version__}
 
 
 SchedulerActor: Any = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1, max_task_retries=0)(Scheduler)  # type: ignore[call-overload]

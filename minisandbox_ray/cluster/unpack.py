@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from minisandbox_ray.cluster.messages import Unpacked, first_line
 from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, Node
 from minisandbox_ray.cluster.worker import HostContext
-from minisandbox_ray.errors import ClusterError, MiniSandboxError, MissingArchiveError
+from minisandbox_ray.errors import ClusterError, MiniSandboxError
 
 BYTES_PER_SLOT = 512 << 20
 PEERS = 8
@@ -23,8 +23,11 @@ ANSWER_SECONDS = 60.0
 _KEPT = 1000
 
 
-def slots_for(unpacked_bytes: int, node: Node) -> int:
-    """Unpack slots for an archive: one per 512 MiB of its unpacked size, at most what the node has in all."""
+def slots_for(unpacked_bytes: int | None, node: Node) -> int:
+    """Unpack slots for an archive: one per 512 MiB of its unpacked size, at most what the node has in all; all of them
+    for one of unknown size."""
+    if unpacked_bytes is None:
+        return node.unpack_slots
     return min(max(1, math.ceil(unpacked_bytes / BYTES_PER_SLOT)), node.unpack_slots)
 
 
@@ -77,7 +80,7 @@ def _materialise(environment: str, context: HostContext, peers: list[Peer]) -> _
         provided = provide(
             environment, archives=context.source, local=context.directories.archives, store=store, peers=peers
         )
-        outcome = Unpacked(provided.origin, dict(provided.seconds))
+        outcome = Unpacked(provided.origin, dict(provided.seconds), provided.unpacked_bytes)
     except MiniSandboxError as error:
         outcome = error
     return _Done(outcome, began, time.time())
@@ -103,10 +106,10 @@ class Unpacking:
     def __init__(
         self,
         context_of: Callable[[Node], HostContext],
-        actors_near: Callable[[Node, str], Iterable[tuple[str, Any]]],
+        actors_near: Callable[[Node, str], Iterable[tuple[Node, Any]]],
         on_done: Callable[[Node, str, Unpacked | MiniSandboxError], None],
     ) -> None:
-        """``actors_near(node, environment)``: (name, worker) of nodes to ask for its archive, the likeliest first."""
+        """``actors_near(node, environment)``: workers to ask for its archive, and their nodes, the likeliest first."""
         self._context_of, self._actors_near, self._on_done = context_of, actors_near, on_done
         self._running: dict[tuple[str, str], asyncio.Task] = {}
         self._sizes: dict[str, int] = {}
@@ -125,6 +128,10 @@ class Unpacking:
     def is_running(self, node_id: str, environment: str) -> bool:
         """Whether it is on its way there."""
         return (node_id, environment) in self._running
+
+    def size(self, environment: str) -> int:
+        """Its unpacked bytes, as far as known; else 0."""
+        return self._sizes.get(environment, 0)
 
     def peak(self, node_id: str) -> tuple[int, int]:
         """The most slots, and the most bytes, that were being unpacked at one time on the node (of the last 1000)."""
@@ -173,7 +180,7 @@ class Unpacking:
         here = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
         task = _materialise.options(resources={UNPACK_SLOTS: slots}, scheduling_strategy=here)
         wait = _wait_for_other.options(scheduling_strategy=here)
-        peers = [Peer(name, actor) for name, actor in near[1:]]
+        peers = [Peer(str(other), actor) for other, actor in near if other.node_id != node.node_id][:PEERS]
         asked = time.monotonic()
         while (done := await task.remote(environment, context, peers)) is None:
             await wait.remote(environment, context)
@@ -184,12 +191,14 @@ class Unpacking:
         for part, seconds in unpacked.seconds.items():
             self.seconds[part] += seconds
         if unpacked.origin != "store":
-            self.bytes += size
-            self._spans[node.node_id].append(Span(done.began, done.ended, slots, size))
+            self._sizes[environment] = unpacked.unpacked_bytes
+            self.bytes += unpacked.unpacked_bytes
+            self._spans[node.node_id].append(Span(done.began, done.ended, slots, unpacked.unpacked_bytes))
         return unpacked
 
-    async def _size(self, near: Sequence[tuple[str, Any]], environment: str) -> int:
-        """Unpacked bytes, by the manifest of the first node that has one."""
+    async def _size(self, near: Sequence[tuple[Node, Any]], environment: str) -> int | None:
+        """Unpacked bytes, by the manifest of the first node that has a sound one; None if there is none: then
+        `provide` says why, or builds the environment again."""
         if environment not in self._sizes:
             for _, actor in near:
                 try:
@@ -197,13 +206,7 @@ class Unpacking:
                     size = await asyncio.wait_for(call, ANSWER_SECONDS)
                 except (ray.exceptions.RayError, TimeoutError):
                     continue
-                if isinstance(size, MiniSandboxError):
-                    raise size
                 if size is not None:
                     self._sizes[environment] = size
                     break
-            else:
-                raise MissingArchiveError(
-                    f"no archive {environment[:12]} on any of {len(near)} nodes: build it there, or correct archives"
-                )
-        return self._sizes[environment]
+        return self._sizes.get(environment)

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from minisandbox_ray.errors import ClusterError, MiniSandboxError
 
 if TYPE_CHECKING:
     from minisandbox_ray.environments import NodeStore
-    from minisandbox_ray.environments.node_directories import NodeDirectories
+    from minisandbox_ray.environments.node_directories import NodeDirectories, NodeHold
     from minisandbox_ray.sandbox import Isolation
 
 WATCH_SECONDS = 5.0
@@ -41,11 +41,7 @@ class HostContext:
     @cached_property
     def directories(self) -> "NodeDirectories":
         """Where this node keeps its store and the archives that it fetched; kept from being swept by this process."""
-        from minisandbox_ray.environments.node_directories import hold_node, sweep_nodes
-
-        self._hold = hold_node(self.store_key)  # of the process: it must outlive every sandbox
-        sweep_nodes()
-        return self._hold.directories
+        return _hold(self.store_key).directories
 
     @cached_property
     def store(self) -> "NodeStore":
@@ -62,13 +58,61 @@ class HostContext:
         return self.directories.archives
 
 
+@cache
+def _hold(store_key: str | None) -> "NodeHold":
+    """The process's own, for as long as it lives: it must outlive every sandbox."""
+    from minisandbox_ray.environments.node_directories import hold_node, sweep_nodes
+
+    hold = hold_node(store_key)
+    sweep_nodes()
+    return hold
+
+
 @dataclass
 class _Hosted:
     instance: Any
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class SandboxWorker:
+class Archives:
+    """What a node tells others about the archives that it can read, and pieces of them."""
+
+    def __init__(self, context: HostContext) -> None:
+        self._context = context
+
+    def unpacked_bytes(self, environment: str) -> int | None:
+        """Size of an environment once unpacked; None if this node finds no sound manifest of it."""
+        from minisandbox_ray.environments.archive import parse_manifest
+        from minisandbox_ray.environments.sources import UrlSource
+
+        try:
+            found = self.archive_manifest(environment)
+            if found is None and isinstance(self._context.source, str):
+                found = UrlSource(self._context.source).manifest(environment)
+            return None if found is None else parse_manifest(found, environment, "its manifest").unpacked_bytes
+        except Exception:  # what clients of object stores raise has no common base; `provide` says it
+            return None
+
+    def archive_manifest(self, digest: str) -> bytes | None:
+        """The manifest of an archive that this node could read to another one; None if it has none."""
+        from minisandbox_ray.environments.archive import read_manifest_bytes
+
+        return next(filter(None, (read_manifest_bytes(place, digest) for place in self._places())), None)
+
+    def read_archive(self, digest: str, offset: int, length: int) -> bytes:
+        """A piece of an archive."""
+        from minisandbox_ray.environments.archive import read_manifest_bytes, read_piece
+
+        for place in self._places():
+            if read_manifest_bytes(place, digest) is not None:
+                return read_piece(place, digest, offset, length)
+        raise ClusterError(f"this node has no archive {digest[:12]} any more")
+
+    def _places(self) -> list[Path]:
+        return list(dict.fromkeys([self._context.archives, self._context.directories.archives]))
+
+
+class SandboxWorker(Archives):
     """Hosts one object per lease and runs its methods, several leases at a time.
 
     ``host(context, **options)`` makes the object. It has a ``close()`` that may be called from another thread while a
@@ -78,8 +122,8 @@ class SandboxWorker:
     """
 
     def __init__(self, host: Callable[..., Any], context: HostContext) -> None:
+        super().__init__(context)
         self._host = host
-        self._context = context
         self._hosted: dict[str, _Hosted] = {}
         self._released: OrderedDict[str, str] = OrderedDict()
         self._hits = self._misses = 0
@@ -149,39 +193,6 @@ class SandboxWorker:
     def ping(self) -> None:
         """Answer."""
 
-    def unpacked_bytes(self, environment: str) -> int | MiniSandboxError | None:
-        """Size of an environment once unpacked; None if this node finds no manifest of it."""
-        from minisandbox_ray.environments.archive import parse_manifest
-        from minisandbox_ray.environments.sources import UrlSource
-
-        try:
-            found = self.archive_manifest(environment)
-            if found is None and isinstance(self._context.source, str):
-                found = UrlSource(self._context.source).manifest(environment)
-            return None if found is None else parse_manifest(found, environment, "its manifest").unpacked_bytes
-        except MiniSandboxError as error:
-            return error
-        except OSError as error:
-            return ClusterError(f"the manifest of environment {environment[:12]} cannot be read: {error}")
-
-    def archive_manifest(self, digest: str) -> bytes | None:
-        """The manifest of an archive that this node could read to another one; None if it has none."""
-        from minisandbox_ray.environments.archive import read_manifest_bytes
-
-        return next(filter(None, (read_manifest_bytes(place, digest) for place in self._places())), None)
-
-    def read_archive(self, digest: str, offset: int, length: int) -> bytes:
-        """A piece of an archive."""
-        from minisandbox_ray.environments.archive import read_manifest_bytes, read_piece
-
-        for place in self._places():
-            if read_manifest_bytes(place, digest) is not None:
-                return read_piece(place, digest, offset, length)
-        raise ClusterError(f"this node has no archive {digest[:12]} any more")
-
-    def _places(self) -> list[Path]:
-        return list(dict.fromkeys([self._context.archives, self._context.directories.archives]))
-
     def watch(self) -> None:
         """Return when the worker stops, or after a few seconds; the call fails at once when its process dies.
 
@@ -204,3 +215,5 @@ class SandboxWorker:
 WorkerActor: Any = ray.remote(  # type: ignore[call-overload]
     num_cpus=0, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 5, "archives": 2}
 )(SandboxWorker)
+
+ArchivesActor: Any = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={"archives": 2})(Archives)  # type: ignore[call-overload]

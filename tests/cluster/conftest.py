@@ -15,8 +15,10 @@ cloudpickle.register_pickle_by_value(counter)  # workers cannot import the tests
 
 @pytest.fixture(scope="package")
 def local_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
-    with connect(ClusterConfig(address="local"), tmp_path_factory.mktemp("run")) as connection:
-        yield connection
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISANDBOX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        with connect(ClusterConfig(address="local"), tmp_path_factory.mktemp("run")) as connection:
+            yield connection
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from minisandbox_ray.cluster import ClusterConfig, check_nodes, connect, join
+from minisandbox_ray.cluster import ClusterConfig, check_memory, check_nodes, connect, join
 from minisandbox_ray.cluster.connection import _temporary_directory
 from minisandbox_ray.cluster.nodes import Node
-from minisandbox_ray.errors import ClusterError, ConfigError
+from minisandbox_ray.errors import ConfigError
 
 DRIVER = """
 import sys, threading
@@ -111,6 +111,14 @@ def test_node_without_unpack_slots_is_named_with_the_command_to_use() -> None:
         check_nodes([])
 
 
+def test_node_with_less_memory_than_a_sandbox_is_named() -> None:
+    good = Node("a", "10.0.0.1", cpus=8, unpack_slots=2, memory_bytes=4096 << 20)
+    check_memory([good], 4096)
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.2 has 4095 MiB .*limits\.memory_mib=4096") as caught:
+        check_memory([good, Node("b", "10.0.0.2", cpus=8, unpack_slots=2, memory_bytes=(4096 << 20) - 1)], 4096)
+    assert "\n" not in str(caught.value)
+
+
 def test_run_directory_of_a_running_cluster_is_refused(local_cluster: object, tmp_path: Path) -> None:
     directory = Path(ray.nodes()[0]["RayletSocketName"]).resolve().parents[2]
     assert directory.name == "ray"
@@ -128,7 +136,7 @@ def test_unreachable_cluster_is_one_line() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"no Ray cluster at {address}: .*refused"):
+        with pytest.raises(ConfigError, match=f"no Ray cluster at {address}: .*refused"):
             join(address)
 
 
@@ -148,3 +156,4 @@ def test_the_resource_sandbox_overrides_the_cpus() -> None:
     assert ClusterConfig().workers_on(node(64, sandboxes=20)) == [10, 10]
     assert ClusterConfig(workers_per_node=3).workers_on(node(64, sandboxes=20)) == [7, 7, 6]
     assert ClusterConfig(sandboxes_per_worker=8).workers_on(node(1, sandboxes=20)) == [7, 7, 6]
+    assert ClusterConfig(workers_per_node=1, sandboxes_per_worker=8).workers_on(node(1, sandboxes=6)) == [6]
