@@ -165,8 +165,6 @@ class _Report:
     def add(self, data: bytes) -> None:
         """More of it. Whoever else writes here is told of, and ends it."""
         self._size += len(data)
-        if self.tampered and not self._number:
-            return
         if self._size > _LARGEST_REPORT:
             self._refuse("the report is too large")
             return
@@ -188,21 +186,25 @@ class _Report:
                 self._refuse("something else wrote to the report")
             return
         self._number += 1
-        self._take(json.loads(content))
+        try:
+            self._take(json.loads(content))
+        except (KeyError, TypeError, ValueError):  # who has the witness can have it tell anything
+            self._refuse("the report is not what the witness tells")
 
     def _take(self, told: Mapping[str, Any]) -> None:
         if "tampered" in told:
             self.tampered.append(str(told["tampered"]))
         elif "uncollected" in told:
-            self.uncollected.append(told["uncollected"])
+            self.uncollected.append(str(told["uncollected"]))
         elif "end" in told:
             self.has_ended = True
         elif "test" in told:
-            case = Case(told["status"], told.get("message", ""), told.get("text", ""), told["seconds"])
-            known = self.cases.get(told["test"])
+            texts = str(told.get("message", "")), str(told.get("text", ""))
+            test, case = str(told["test"]), Case(told["status"], *texts, float(told["seconds"]))
+            severity = _SEVERITY.index(case.status)
             # A test whose teardown failed too reports twice: the worst counts.
-            if known is None or _SEVERITY.index(case.status) > _SEVERITY.index(known.status):
-                self.cases[told["test"]] = case
+            if test not in self.cases or severity > _SEVERITY.index(self.cases[test].status):
+                self.cases[test] = case
 
     def _refuse(self, why: str) -> None:
         if why not in self.tampered:

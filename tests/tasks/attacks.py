@@ -74,6 +74,15 @@ class TotalTest(unittest.TestCase):
         found = total(self.prices)
         self.assertEqual(found, 9)
         self.assertTrue(found)
+
+    @unittest.expectedFailure
+    def test_known(self):
+        self.assertEqual(total([1]), 2)
+
+    def test_parts(self):
+        for price in range(3):
+            with self.subTest(price=price):
+                self.assertEqual(total([price]), price)
 """
 TEST_HONEST = '''\
 """What honest tests do to the machinery around them."""
@@ -156,6 +165,10 @@ def test_known():
     assert shop.core.total([1]) == 2
 
 
+def test_later():
+    pytest.xfail("later")
+
+
 def test_any():
     assert shop.core.total([3]) == mock.ANY
 '''
@@ -193,6 +206,7 @@ HONEST_TESTS = [
     "files",
     "early",
     "known",
+    "later",
     "any",
 ]
 FAIL_TO_PASS = [
@@ -204,6 +218,8 @@ FAIL_TO_PASS = [
 PASS_TO_PASS = [
     "tests/test_shop.py::TestLabel::test_label",
     "tests/test_unit.py::TotalTest::test_one",
+    "tests/test_unit.py::TotalTest::test_known",
+    "tests/test_unit.py::TotalTest::test_parts",
     *(f"tests/test_honest.py::test_{name}" for name in HONEST_TESTS),
 ]
 
@@ -518,6 +534,32 @@ for each in gc.get_objects():
         real = each._tell
         each._tell = lambda **told: "test" in told and real(**{**told, "status": "passed"}) or "end" in told and real(**told)
 return prices[-1]
+"""),
+    ),
+    Change(
+        "reports through the registered witness",
+        within(f"""\\
+{SESSION}if frame and not hasattr(sys, "green"):
+    sys.green = True
+    for each in frame.f_locals["session"].config.pluginmanager.get_plugins():
+        if type(each).__name__ == "Witness":
+            real = each._tell
+            each._tell = lambda **told: None if "tampered" in told else real(
+                **{{key: "passed" if key == "status" else value for key, value in told.items()}}
+            )
+return prices[-1]
+"""),
+    ),
+    Change(
+        "has the witness tell nonsense",
+        within(f"""\\
+{SESSION}if frame:
+    for each in frame.f_locals["session"].config.pluginmanager.get_plugins():
+        if type(each).__name__ == "Witness":
+            each._tell(test=[1], status="superb", seconds="x")
+            each._tell(test="x", status="superb", seconds=0)
+            each._tell(end="well")
+return sum(prices)
 """),
     ),
     Change(
