@@ -82,8 +82,9 @@ class TrainConfig(BaseModel):
         Discriminator(_kind_of_tasks),
     ]
     """A file of tasks (JSON lines), or what to make tasks from on first use."""
-    archives: Path | None = None
-    """Where environments lie, the same path on every node; None: this machine's cache."""
+    archives: str | None = None
+    """Where environments lie: a directory, or the URL of one (s3://, gs://, http://, file://); None: this machine's
+    cache. What a node does not find there it gets from another one."""
     prompt: PromptConfig = PromptConfig()
     """What the model is told."""
     policy: PolicyConfig | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="sample k of a task has seed S + k")
     add_isolation(parser)
     parser.add_argument("--address", help="Ray cluster to run on; default: RAY_ADDRESS, else a local one")
+    parser.add_argument("--pool", metavar="NAME", help="pool to share with other drivers; default: one of its own")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,18 +91,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(arguments: argparse.Namespace) -> "tuple[EpisodeConfig, ClusterConfig, Path | None]":
+def _settings(arguments: argparse.Namespace) -> "tuple[EpisodeConfig, ClusterConfig, str | None]":
     from minisandbox_ray.cluster import ClusterConfig
     from minisandbox_ray.config import load_config
     from minisandbox_ray.rollout import EpisodeConfig
 
     if Path(arguments.tasks).suffix not in {".yaml", ".yml"}:
-        cluster = ClusterConfig(address=arguments.address, isolation=arguments.isolation)
-        return EpisodeConfig(), cluster, None
+        return EpisodeConfig(), _with_options(ClusterConfig(), arguments), None
     config = load_config([f"config={arguments.tasks}"])
+    return config.episode_config(), _with_options(config.cluster, arguments), config.archives
+
+
+def _with_options(cluster: "ClusterConfig", arguments: argparse.Namespace) -> "ClusterConfig":
     update = {"isolation": arguments.isolation} if arguments.isolation != "strict" else {}
-    update |= {"address": arguments.address} if arguments.address else {}
-    return config.episode_config(), config.cluster.model_copy(update=update), config.archives
+    update |= {name: value for name in ("address", "pool") if (value := getattr(arguments, name))}
+    try:
+        return cluster.model_validate(cluster.model_dump() | update)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"--{first['loc'][0]}: {first['msg']}, got {first['input']!r}") from error
 
 
 def _check_same(file: "TrajectoryFile", policy: str, seed: int) -> None:
@@ -121,7 +130,7 @@ def _play(
     arguments: argparse.Namespace,
     episode: "EpisodeConfig",
     cluster: "ClusterConfig",
-    archives: Path | None,
+    archives: str | None,
 ) -> None:
     from minisandbox_ray.cluster import connect
     from minisandbox_ray.rollout import EpisodePool

@@ -236,6 +236,10 @@ class NodeStore:
         sizes = [size for _, size, _ in self._kept()]
         return StoreUsage(sum(sizes), len(sizes), self.budget_bytes, free_room(self.root).bytes)
 
+    def sweep(self) -> None:
+        """Remove what processes that were killed in the middle of an unpack have left."""
+        self._scratch.sweep()
+
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A temporary directory on the store's disk, removed at the end or, after a crash, by the next start."""

@@ -58,7 +58,7 @@ class SandboxEnv:
         config: EpisodeConfig | None = None,
         *,
         address: str | None = None,
-        archives: Path | None = None,
+        archives: Path | str | None = None,
     ) -> None:
         """Without ``pool``: one of its own, on the Ray cluster at ``address`` (see ClusterConfig.address; default: a
         local one) with environments from ``archives``. Raises ConfigError or ClusterError when there is none."""

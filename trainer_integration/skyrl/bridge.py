@@ -148,7 +148,8 @@ def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
                 "policy=null and skyrl.trainer.policy.model.path"
             )
         return load_tasks(config.tasks), []
-    archives = config.archives or cache_root() / "archives"
+    is_directory = config.archives is not None and "://" not in config.archives
+    archives = Path(config.archives) if config.archives and is_directory else cache_root() / "archives"
     store = NodeStore(cache_root() / "store", isolation=config.cluster.isolation)
     with task_progress() as report:
         quickstart = make_quickstart(config.tasks, archives, store, report)
