@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks.scripted import ScriptedTask
 
 
 class Task(BaseModel):
@@ -27,9 +28,31 @@ class Task(BaseModel):
     problem_statement: str = ""
     """What the agent is told."""
     patch: str = ""
-    """Git patch that INTRODUCES the bug into the environment's tree; its reverse is the gold fix. Empty if hidden."""
-    FAIL_TO_PASS: list[str] = Field(min_length=1)
-    """Ids (file::class::name[parameters]) of the tests that a solution makes pass."""
+    """Git patch that INTRODUCES the bug into the environment's tree, and whose reverse is the gold fix. Empty where the
+    tree has the bug already (SWE-bench), or if hidden."""
+    gold_patch: str = ""
+    """Git patch that solves the task, where that is not the reverse of `patch`: what SWE-bench calls ``patch``."""
+    test_patch: str = ""
+    """Git patch with the tests that judge a solution, for the grader to apply; the agent's tree lacks it."""
+    hidden_tests: dict[str, str] = {}
+    """Files, by path below /testbed, that only the grader puts there."""
+    hints_text: str = ""
+    """Comments on the issue from before the fix (SWE-bench)."""
+    created_at: str = ""
+    """When the fix was proposed (ISO 8601): which package versions existed."""
+    version: str = ""
+    """Version of the repository, the key of SWE-bench's table of installations."""
+    environment_setup_commit: str = ""
+    """Commit whose requirement files SWE-bench installs."""
+    graded_by: Literal["tests", "statuses", "script"] = "tests"
+    """What decides: FAIL_TO_PASS and PASS_TO_PASS; `expected_statuses`; or the `script` task's own test script."""
+    expected_statuses: dict[str, str] = {}
+    """Status (PASSED, FAILED, …) that each test must have, none missing and none besides (R2E-Gym)."""
+    script: ScriptedTask | None = None
+    """A task folder of Harbor's form: how its machine is made, and the script that writes the reward."""
+    FAIL_TO_PASS: list[str] = Field([], validate_default=True)
+    """Ids of the tests that a solution makes pass: file::class::name[parameters], or as the repository's own runner
+    prints them (Django, SymPy in SWE-bench). At least one where tests decide."""
     PASS_TO_PASS: list[str] = []
     """Ids of the tests that pass with the bug and must go on passing."""
     image_name: str = ""
@@ -47,6 +70,18 @@ class Task(BaseModel):
         # Some of the public datasets hold the lists as JSON text.
         return json.loads(value) if isinstance(value, str) else value
 
+    @field_validator("FAIL_TO_PASS")
+    @classmethod
+    def _something_decides(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        kind = info.data.get("graded_by", "tests")
+        if kind == "tests" and not value:
+            raise ValueError("a task that is graded by tests needs at least one")
+        if kind == "statuses" and not info.data.get("expected_statuses"):
+            raise ValueError("a task that is graded by statuses needs expected_statuses")
+        if kind == "script" and info.data.get("script") is None:
+            raise ValueError("a task that is graded by a script needs script")
+        return value
+
     @property
     def tests(self) -> list[str]:
         """All listed tests, each once, in order."""
@@ -54,17 +89,19 @@ class Task(BaseModel):
 
     def hide_gold(self) -> "Task":
         """A copy from which the fix cannot be derived."""
-        return self.model_copy(update={"patch": ""})
+        script = self.script and self.script.model_copy(update={"solution": ""})
+        return self.model_copy(update={"patch": "", "gold_patch": "", "script": script})
 
     def gold_command(self) -> str:
-        """A shell command that undoes the bug at /testbed. Raises ConfigError if the gold is hidden."""
-        if not self.patch:
+        """A shell command that solves the task at /testbed. Raises ConfigError if the gold is hidden."""
+        patch, options = (self.gold_patch, "") if self.gold_patch else (self.patch, "-R ")
+        if not patch:
             raise ConfigError(f"task {self.instance_id} has no patch: its gold fix is hidden")
         end = "END_OF_PATCH"
-        while f"\n{end}\n" in self.patch:
+        while f"\n{end}\n" in patch:
             end += "_"
-        patch = self.patch if self.patch.endswith("\n") else self.patch + "\n"
-        return f"git apply -R --whitespace=nowarn <<'{end}'\n{patch}{end}"
+        patch = patch if patch.endswith("\n") else patch + "\n"
+        return f"git apply {options}--whitespace=nowarn <<'{end}'\n{patch}{end}"
 
     def gold_action(self) -> str:
         """What a model that knows the answer would write: the gold command as one fenced bash block."""
