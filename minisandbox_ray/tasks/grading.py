@@ -1,8 +1,17 @@
 """The grader: an agent's diff becomes a reward in a sandbox that the agent never touched.
 
-Facts that the code under test cannot reach decide: its files are cut down to the agent's, the report of the tests
-carries a code that needs a key, the kernel tells which files were written meanwhile, and a diff that resolves its task
-is run once more with tests that must fail. Where one of them says that somebody helped, the grade is `tampered`.
+What holds whatever the code under test does, since nothing in the sandbox reaches it: the diff is cut down to the
+agent's files; tests that are not reported, by their very ids, do not pass, nor does anything in a run that does not
+come to its end; the kernel tells which files were written meanwhile, and tests, their configuration and the
+environment's code must not be.
+
+What is made hard within the tests' process, which runs the agent's code: the report carries a code that needs a key;
+pytest, unittest, the builtins and modules of others must be what they were; passing tests must have run to their end; a
+diff that earns something is run again with tests that must fail. Each of these shows forging that does not know of it,
+and the last one all that forges without telling the two runs apart. Code written against this very file could evade
+them. Where one tells of help, the grade is `tampered`: not resolved, reward 0.
+
+What is not seen: a program that gives the answers which it knows the tests ask for, or asks who calls it.
 """
 
 import hashlib
