@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,6 +42,15 @@ RETRY_SECONDS = 1.0
 ASK_SECONDS = 30.0
 
 
+@dataclass(eq=False)
+class _Waiter:
+    """Who waits for a lease."""
+
+    request: Request
+    opening: Opening
+    future: "Future[Lease]" = field(default_factory=Future)
+
+
 class Pool:
     """Workers on the nodes of the connected Ray cluster, and leases on their slots.
 
@@ -60,31 +70,31 @@ class Pool:
         self._attachments = itertools.count(1)
         self._client_id = ""  # a new one each time it attaches
         context = ray.get_runtime_context()
-        self._job_id = (
-            context.get_job_id() if context.get_actor_id() is None else ""
-        )  # a detached actor outlives its job
+        # Only of a driver: a detached actor outlives its job.
+        self._job_id = context.get_job_id() if context.get_actor_id() is None else ""
         self._sent = 0
         self._lost_id = ""
         self._submissions: set[asyncio.Future] = set()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
-        self._requests: dict[str, tuple[Future, Request, Opening]] = {}
+        self._waiters: dict[str, _Waiter] = {}
         self._outbox: list[Message] = []
         self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="pool-client", daemon=True)
         home = context.get_node_id()
+        self._scheduler: Any = None
         try:
             attached = self._start(config, host, source, home)
             if isinstance(attached, MiniSandboxError):
                 raise attached
         except BaseException:
             self._is_closed = True
-            if self._is_shared:
+            if self._scheduler is not None and self._is_shared:
                 with contextlib.suppress(ClusterError):
                     self._ask("end_if_unused")
-            else:
+            elif self._scheduler is not None:
                 self._end_scheduler()
             raise
         self._attached: Attached = attached
@@ -170,11 +180,11 @@ class Pool:
         to wait (None: as long as it takes). Raises ClusterError when the time is over, or the pool is closed or lost
         its workers.
         """
-        lease_id, future = self._request(environment, options, slots, avoid)
+        waiter = self._request(environment, options, slots, avoid)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+            return await asyncio.wait_for(asyncio.wrap_future(waiter.future), timeout)
         except BaseException as error:
-            raise self._abandon(lease_id, error) from error
+            raise self._abandon(waiter, error) from error
 
     def acquire_sync(
         self,
@@ -186,11 +196,11 @@ class Pool:
         timeout: float | None = None,
     ) -> Lease:
         """``acquire`` for code without an event loop."""
-        lease_id, future = self._request(environment, options, slots, avoid)
+        waiter = self._request(environment, options, slots, avoid)
         try:
-            return future.result(timeout)
+            return waiter.future.result(timeout)
         except BaseException as error:
-            raise self._abandon(lease_id, error) from error
+            raise self._abandon(waiter, error) from error
 
     def prefetch(self, demand: Mapping[str, int]) -> None:
         """Begin to unpack what leases of so many of each environment would find missing; returns at once."""
@@ -202,26 +212,29 @@ class Pool:
 
     def _request(
         self, environment: str | None, options: dict[str, Any] | None, slots: int, avoid: frozenset[str]
-    ) -> tuple[str, Future]:
-        future: Future = Future()
-        future.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it: see _abandon
+    ) -> "_Waiter":
         if slots < 1:
             raise ConfigError(f"a lease takes one slot or more, not {slots}")
-        lease_id = f"{self._name}-{next(self._numbers)}"
-        request = Request(lease_id, environment, slots, avoid)
+        request = Request(self._lease_id(), environment, slots, avoid)
+        waiter = _Waiter(request, Opening(environment, options or {}))
+        waiter.future.set_running_or_notify_cancel()  # who waits and is cancelled must not cancel it: see _abandon
         with self._lock:
             if self._is_closed:
                 raise ClusterError("the pool is closed")
-            self._requests[lease_id] = future, request, Opening(environment, options or {})
+            self._waiters[request.lease_id] = waiter
         self.tell(request)
-        return lease_id, future
+        return waiter
 
-    def _abandon(self, lease_id: str, error: BaseException) -> BaseException:
+    def _lease_id(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"
+
+    def _abandon(self, waiter: "_Waiter", error: BaseException) -> BaseException:
         """Nobody waits for the request any more: take it back, or the lease that it has become. Returns what to raise
         instead of ``error``."""
         with self._lock:
+            lease_id = waiter.request.lease_id
             lease = self._leases.get(lease_id)
-            waiting = self._requests.pop(lease_id, None)
+            waiting = self._waiters.pop(lease_id, None)
         if lease:
             lease.release()
         elif waiting:
@@ -295,22 +308,23 @@ class Pool:
                 events = None
             if (events is None or self._lost_id == self._client_id) and not self._is_closed:
                 await self._reattach()
+                continue  # what was granted to the old attachment has ended with it
             for event in events or []:
                 self._take(event)
 
     def _take(self, event: Event) -> None:
         with self._lock:
-            future, _, opening = self._requests.pop(event.lease_id, (None, None, None))
+            waiter = self._waiters.pop(event.lease_id, None)
             lease = self._leases.pop(event.lease_id, None)
-            if isinstance(event, Grant) and future and opening:
-                granted = self._leases[event.lease_id] = Lease(self, event, opening, self.lease_seconds)
+            if isinstance(event, Grant) and waiter:
+                granted = self._leases[event.lease_id] = Lease(self, event, waiter.opening, self.lease_seconds)
         if isinstance(event, Ended):
             if lease:
                 lease.ended = event.reason
-            if future:
-                future.set_exception(ClusterError(event.reason))
-        elif future:
-            future.set_result(granted)
+            if waiter:
+                waiter.future.set_exception(ClusterError(event.reason))
+        elif waiter:
+            waiter.future.set_result(granted)
         elif lease is None:  # it was taken back meanwhile
             self.tell(Release(event.lease_id, is_closed=True))
 
@@ -333,8 +347,13 @@ class Pool:
             self._fail_all(str(outcome))
             return
         with self._lock:
-            # What was said to the old one means nothing to the new one: only who still waits does.
-            self._outbox = [request for _, request, _ in self._requests.values()]
+            # What was said to the old one means nothing to the new one: only who still waits does; under new names,
+            # as the old ones may stand for leases that are being closed.
+            waiters = list(self._waiters.values())
+            for waiter in waiters:
+                waiter.request = replace(waiter.request, lease_id=self._lease_id())
+            self._waiters = {waiter.request.lease_id: waiter for waiter in waiters}
+            self._outbox = [waiter.request for waiter in waiters]
         self._client_id, self._sent = client.client_id, 0
         self._send()
 
@@ -349,10 +368,10 @@ class Pool:
         self._end_leases(reason)
         with self._lock:
             self._is_closed = True
-            requests = list(self._requests.values())
-            self._requests.clear()
-        for future, *_ in requests:
-            future.set_exception(ClusterError(reason))
+            waiters = list(self._waiters.values())
+            self._waiters.clear()
+        for waiter in waiters:
+            waiter.future.set_exception(ClusterError(reason))
 
     # -- the end
 

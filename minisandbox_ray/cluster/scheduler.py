@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -395,7 +395,7 @@ class Scheduler:
         """Bring an environment to a node; several who ask at a time wait for one."""
         node = self._crew.nodes.get(node_id)
         if node is None:
-            return ClusterError(f"node {node_id[:8]} is gone")
+            return ClusterError(f"node {node_id[:8]} is gone, or is to go and takes nothing new")
         return await self._unpacking.ensure(node, environment)
 
     async def prefetch(self, demand: dict[str, int]) -> int:
@@ -430,9 +430,13 @@ class Scheduler:
         """Counts now and since the start; see `Pool.stats`."""
         usage = self._ledger.used_by_node()
         clients = {name: (0, 0) for name in self._clients} | self._ledger.client_usage()
+        crew: dict[str, list[Worker]] = defaultdict(list)
+        for worker in self._crew.workers.values():
+            crew[worker.node.node_id].append(worker)
+        unpacking = self._unpacking.running()
         nodes = {}
         for node_id, (used, slots) in usage.items():
-            workers = self._crew.on(node_id)
+            workers = crew[node_id]
             if not workers:
                 continue
             slots_peak, bytes_peak = self._unpacking.peak(node_id)
@@ -446,7 +450,7 @@ class Scheduler:
                 "store": dict(workers[0].report.store),
                 "hits": sum(worker.report.hits for worker in workers),
                 "misses": sum(worker.report.misses for worker in workers),
-                "unpacking": self._unpacking.running_on(node_id),
+                "unpacking": unpacking[node_id],
                 "unpack_slots": workers[0].node.unpack_slots,
                 "unpack_slots_peak": slots_peak,
                 "unpack_bytes_peak": bytes_peak,

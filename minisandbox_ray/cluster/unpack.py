@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ BYTES_PER_SLOT = 512 << 20
 PEERS = 8
 """Nodes that are asked for an archive that a node cannot find by itself."""
 ANSWER_SECONDS = 60.0
-_KEPT = 1000
+_KEPT = 100  # spans that may overlap with one that ends now
 
 
 def slots_for(unpacked_bytes: int | None, node: Node) -> int:
@@ -120,10 +120,11 @@ class Unpacking:
         self.seconds: dict[str, float] = defaultdict(float)
         """Where their time went, by part (see Unpacked)."""
         self._spans: dict[str, deque[Span]] = defaultdict(lambda: deque(maxlen=_KEPT))
+        self._peaks: dict[str, tuple[int, int]] = {}
 
-    def running_on(self, node_id: str) -> int:
-        """Unpacks of a node that run or wait for slots."""
-        return sum(each == node_id for each, _ in self._running)
+    def running(self) -> Counter[str]:
+        """Unpacks that run or wait for slots, by node."""
+        return Counter(node_id for node_id, _ in self._running)
 
     def is_running(self, node_id: str, environment: str) -> bool:
         """Whether it is on its way there."""
@@ -134,17 +135,22 @@ class Unpacking:
         return self._sizes.get(environment, 0)
 
     def peak(self, node_id: str) -> tuple[int, int]:
-        """The most slots, and the most bytes, that were being unpacked at one time on the node (of the last 1000)."""
+        """The most slots, and the most bytes, that were being unpacked at one time on the node."""
+        return self._peaks.get(node_id, (0, 0))
+
+    def _note(self, node_id: str, span: Span) -> None:
         spans = self._spans[node_id]
+        spans.append(span)
         marks = sorted(
             [(span.ended, -span.slots, -span.unpacked_bytes) for span in spans]
             + [(span.began, span.slots, span.unpacked_bytes) for span in spans]
         )
-        slots = size = most_slots = most_bytes = 0
+        slots = size = 0
+        most_slots, most_bytes = self.peak(node_id)
         for _, more_slots, more_bytes in marks:
             slots, size = slots + more_slots, size + more_bytes
             most_slots, most_bytes = max(most_slots, slots), max(most_bytes, size)
-        return most_slots, most_bytes
+        self._peaks[node_id] = most_slots, most_bytes
 
     async def ensure(self, node: Node, environment: str) -> Unpacked | MiniSandboxError:
         """Unpack it there unless it is; several who ask at a time wait for one unpack."""
@@ -193,7 +199,7 @@ class Unpacking:
         if unpacked.origin != "store":
             self._sizes[environment] = unpacked.unpacked_bytes
             self.bytes += unpacked.unpacked_bytes
-            self._spans[node.node_id].append(Span(done.began, done.ended, slots, unpacked.unpacked_bytes))
+            self._note(node.node_id, Span(done.began, done.ended, slots, unpacked.unpacked_bytes))
         return unpacked
 
     async def _size(self, near: Sequence[tuple[Node, Any]], environment: str) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 
 from minisandbox_ray.cluster import ClusterConfig, Connection, Lease, Pool
 from minisandbox_ray.errors import ArchiveError, ClusterError, SandboxError, TaskError
@@ -192,6 +193,24 @@ def test_closed_pool_refuses_and_wakes_waiters(pool: Pool) -> None:
     asyncio.run(main())
     with pytest.raises(ClusterError, match="pool is closed"):
         pool.acquire_sync(None)
+
+
+def test_client_that_was_taken_for_dead_asks_again(pool: Pool) -> None:
+    leases = fill(pool)
+    for lease in leases:
+        lease.call_sync("add")
+
+    async def main() -> list[int]:
+        waiters = [asyncio.create_task(pool.acquire(None)) for _ in range(4)]
+        assert await asyncio.to_thread(until, lambda: pool.stats()["waiting"] == 4)
+        ray.get(pool._scheduler.detach.remote(pool._client_id))
+        again = await asyncio.gather(*waiters)
+        return [(await lease.call("add"))[0] for lease in again]
+
+    assert asyncio.run(main()) == [1] * 4
+    assert all(lease.ended for lease in leases)
+    with pytest.raises(ClusterError, match="took this client for dead"):
+        leases[0].call_sync("add")
 
 
 def test_missing_archive_is_an_archive_error(pool: Pool) -> None:
