@@ -1,6 +1,7 @@
 """Which files a sandbox's programs wrote: the kernel's own record of it, which nothing inside can reach."""
 
 import os
+import stat
 from pathlib import PurePosixPath
 
 from minisandbox_ray.sandbox import Sandbox
@@ -17,7 +18,8 @@ _MOST = 200_000
 def written(sandbox: Sandbox) -> Written:
     """All below /testbed and /venv that is not as the environment has it; everything where there is no overlay.
 
-    Content does not count: what is written back as it was is there, too, and so is what was removed.
+    Content does not count: what is written back as it was is there, too, and so is what was removed. A directory that
+    cannot be read, or is one of too many, counts as one with a conftest.py in it.
     """
     found: Written = {}
     for number, overlay in enumerate(sandbox.spec.overlays):
@@ -29,26 +31,32 @@ def written(sandbox: Sandbox) -> Written:
 
 
 def _walk(root: int, place: str, shown: str, found: Written) -> None:
-    try:
-        folder = syscalls.openat2(root, os.fsencode(place.lstrip("/")), _FLAGS, resolve=_RESOLVE)
-    except OSError:  # removed meanwhile
-        return
-    waiting = [(folder, shown)]
+    top = place.lstrip("/")
+    waiting = [""]
     while waiting:
-        folder, shown = waiting.pop()
+        below = waiting.pop()
+        try:
+            folder = syscalls.openat2(root, os.fsencode(top + below), _FLAGS, resolve=_RESOLVE)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError:  # closed to its owner, or too deep
+            found[f"{shown}{below}/conftest.py"] = (0, 0)
+            continue
         try:
             for name in os.listdir(folder):  # noqa: PTH208
-                path = f"{shown}/{name}"
+                if name == ".git":
+                    continue
+                if len(found) + len(waiting) >= _MOST:
+                    found[f"{shown}{below}/conftest.py"] = (0, 0)
+                    return
                 try:
                     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                    if name == ".git":
-                        continue
-                    if status.st_mode & 0o170000 == 0o040000:
-                        waiting.append((syscalls.openat2(folder, os.fsencode(name), _FLAGS, resolve=_RESOLVE), path))
-                    elif len(found) < _MOST:
-                        found[path] = (status.st_ino, status.st_ctime_ns)
                 except OSError:
                     continue
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{below}/{name}")
+                else:
+                    found[f"{shown}{below}/{name}"] = (status.st_ino, status.st_ctime_ns)
         finally:
             os.close(folder)
 
