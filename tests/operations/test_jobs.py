@@ -149,16 +149,19 @@ def test_training_as_a_job_that_ends_and_one_that_is_stopped(
 ) -> None:
     pytest.importorskip("skyrl", reason="SkyRL is not installed")
     from minisandbox_ray.config import PolicyConfig, PromptConfig
-    from trainer_integration.skyrl.policy import build_policy
+    from minisandbox_ray.telemetry.temporary import temporary_files_in
 
-    build_policy(
-        PolicyConfig(width=32, words=20),
-        prompts=[PromptConfig().messages(task.problem_statement) for task in tasks],
-        commands=[FIX, "true", "false"],
-        context=129,
-        seed=0,
-        path=tmp_path / "policy",
-    )
+    with temporary_files_in(tmp_path / "torch"):  # PyTorch leaves a directory in this process's, too
+        from trainer_integration.skyrl.policy import build_policy
+
+        build_policy(
+            PolicyConfig(width=32, words=20),
+            prompts=[PromptConfig().messages(task.problem_statement) for task in tasks],
+            commands=[FIX, "true", "false"],
+            context=129,
+            seed=0,
+            path=tmp_path / "policy",
+        )
 
     def train(steps: int, wait: bool) -> Path:
         run_dir, config = tmp_path / f"run-{steps}", tmp_path / f"{steps}.yaml"
