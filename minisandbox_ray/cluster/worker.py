@@ -186,6 +186,7 @@ class SandboxWorker(Archives):
     def report(self) -> Report:
         """What the worker and its node's store are like. The first call makes the store: ConfigError if it cannot."""
         store = self._context.store
+        store.sweep()
         usage = store.usage()
         figures = {"bytes": usage.bytes, "budget_bytes": usage.budget_bytes, "free_bytes": usage.free_bytes}
         return Report(__version__, os.getpid(), store.held(), figures, self._hits, self._misses)
