@@ -257,6 +257,7 @@ def one_run(
     from minisandbox_ray.cluster import ClusterConfig
     from minisandbox_ray.rollout import EpisodePool
 
+    scratch = 0
     directory = Path(tempfile.mkdtemp(prefix="mc-", dir="/tmp"))
     try:
         with four_raylets(directory) as raylets:
@@ -271,10 +272,9 @@ def one_run(
                 if with_faults:
                     chaos.stop()
                 deadline = time.monotonic() + 30
-                while (used := in_use(pool)) and time.monotonic() < deadline:
+                while ((used := in_use(pool)) or (scratch := unfinished(pool, cache))) and time.monotonic() < deadline:
                     time.sleep(0.2)
                 stats = pool.stats()
-            scratch = [path for path in cache.glob("nodes/*/store/scratch/*") if path.is_dir() and any(path.iterdir())]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return {
@@ -283,13 +283,18 @@ def one_run(
         "faults": dict(chaos.done),
         "stats": {name: stats[name] for name in ("lost_workers", "unpacks", "failures", "waiting")},
         "slots_left": used,
-        "scratch_left": len(scratch),
+        "scratch_left": scratch,
     }
 
 
 def in_use(pool: Any) -> int:
     """Slots that are taken."""
     return sum(node["used"] for node in pool.stats()["nodes"].values())
+
+
+def unfinished(pool: Any, cache: Path) -> int:
+    """Half-made things in the stores of nodes that are there (the store of one that is gone goes as a whole, later)."""
+    return sum(len(list(cache.glob(f"nodes/{node}/store/scratch/*"))) for node in pool.stats()["nodes"])
 
 
 def left_behind(before: set[int]) -> dict[str, int]:
