@@ -21,11 +21,13 @@ from minisandbox_ray.environments.archive import (
     write_manifest,
 )
 from minisandbox_ray.environments.cache import cache_root, remove_tree, write_atomically
+from minisandbox_ray.environments.history import check_history
 from minisandbox_ray.environments.interpreters import inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
+from minisandbox_ray.environments.repository import Commit, find_commit
 from minisandbox_ray.environments.room import Room, free_room, is_full, writable_directory
-from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, Source, environment_digest, tree_hash
+from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, Source, environment_digest, tree_hash, tree_name
 from minisandbox_ray.environments.store import NodeStore
 from minisandbox_ray.errors import BuildError, ConfigError, StoreFullError
 from minisandbox_ray.sandbox import Bind, Limits, Sandbox, SandboxSpec
@@ -104,16 +106,24 @@ class _Build:
         raise BuildError(f"building {what}: `{title}` {why}; its last output:{tail}")
 
 
-def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log | None = None) -> Manifest:
+def build_environment(
+    spec: EnvSpec, archives: Path, store: NodeStore, log: Log | None = None, repo_mirror: Path | None = None
+) -> Manifest:
     """Build an environment into `archives`, and leave it unpacked in `store`; does nothing if the archive exists.
 
-    `log` is called with one line per step. Concurrent calls for one spec on a node build once. Raises BuildError
-    (with the tail of the failed command's output), ConfigError for a source directory that isn't there and archives
-    that can't be written, StoreFullError where the disk is or gets full.
+    `log` is called with one line per step; `repo_mirror` is a directory of repositories for sources of kind git (see
+    `find_commit`). Concurrent calls for one spec on a node build once. Raises BuildError (with the tail of the failed
+    command's output; also for a commit that can't be had, and if the repository's history holds more than its one
+    commit), ConfigError for a source directory that isn't there and archives that can't be written, StoreFullError
+    where the disk is or gets full.
     """
     interpreter, _ = store.interpreter(spec.python)
     source_tree = ""
-    if spec.source is not None and spec.source.path is not None:
+    commit: Commit | None = None
+    if spec.source is not None and spec.source.kind == "git":
+        commit = find_commit(spec.source, repo_mirror, log)
+        source_tree = tree_name(commit.tree)
+    elif spec.source is not None and spec.source.path is not None:
         if not spec.source.path.is_dir():
             raise ConfigError(f"source directory {spec.source.path} does not exist")
         source_tree = tree_hash(spec.source.path)
@@ -125,7 +135,9 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
         store.make_disk_room(f"building {digest[:12]}", store.root, ROOM)
         tree = scratch / "tree"
         try:
-            commands = _fill(spec, digest, store, scratch, log or _silent)
+            commands = _fill(spec, digest, store, scratch, log or _silent, commit)
+            (log or _silent)("check the history")
+            check_history(tree / "testbed", f"building {digest[:12]} ({spec.describe()})", store.isolation)
         except BuildError as error:
             if is_full(error) and not free_room(store.root).holds(Room(1 << 20, 1)):
                 raise StoreFullError(
@@ -155,7 +167,7 @@ def build_environment(spec: EnvSpec, archives: Path, store: NodeStore, log: Log 
         return manifest
 
 
-def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log) -> list[str]:
+def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log, commit: Commit | None) -> list[str]:
     """Build scratch/tree/{venv,testbed}; returns the commands that did."""
     interpreter, copy = store.interpreter(spec.python)
     pip = host_pip_settings()
@@ -173,9 +185,11 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log)
     cached = _cached_sdist(spec.source)
     if cached is not None:
         shutil.copyfile(cached, scratch / "build/sdist" / cached.name)
+    if commit is not None:
+        _export(commit, scratch / "build/source.tar", log)
     binds = [Bind(source=path, target=target, writable=True) for target, path in places.items()]
     binds += [Bind(source=copy, target=inside_prefix(interpreter.version))] if copy else []
-    if spec.source is not None and spec.source.path is not None:
+    if spec.source is not None and spec.source.kind == "path" and spec.source.path is not None:
         binds.append(Bind(source=spec.source.path.absolute(), target="/source"))
     env = {
         "VIRTUAL_ENV": "/venv",
@@ -228,7 +242,21 @@ def _make_venv(build: _Build, command: str, folder: Path, blank: Path) -> None:
         (folder / "venv.tar").replace(blank)  # now, before anybody else's code runs in there
 
 
+def _export(commit: Commit, target: Path, log: Log) -> None:
+    """The commit's files for the build, and a line for each kind of content that is not in them."""
+    log(f"export {commit.name}")
+    exported = commit.export(target)
+    for kind, paths in (("submodules", exported.submodules), ("files that Git LFS keeps", exported.lfs_pointers)):
+        if paths:
+            more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+            log(f"{commit.name}: without the content of {kind}: {', '.join(paths[:5])}{more}")
+
+
 def _bring_source(build: _Build, source: Source, cached: Path | None) -> None:
+    if source.kind == "git":
+        unpack = "tar -xf /build/source.tar --no-same-owner -C /testbed && rm /build/source.tar"
+        build.step("unpack the commit", unpack, record=False)
+        return
     if source.kind == "path":
         build.step("copy the source", "cp -a --no-preserve=ownership /source/. /testbed/", record=False)
         return

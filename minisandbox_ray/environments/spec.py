@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from minisandbox_ray.errors import BuildError
+
 FORMAT = 1
 """Version of the builder's output; part of every digest, so that a changed builder never reuses old archives."""
 
@@ -17,10 +19,10 @@ FORMAT = 1
 class Source(BaseModel):
     """What becomes /testbed: one commit in a git repository of its own."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    kind: Literal["sdist", "path"]
-    """A source distribution from the package index, or a directory of this machine."""
+    kind: Literal["sdist", "path", "git"]
+    """A source distribution from the package index, a directory of this machine, or a commit of a repository."""
     name: str = ""
     """Project name (sdist)."""
     version: str = ""
@@ -28,7 +30,11 @@ class Source(BaseModel):
     sha256: str = ""
     """Expected hash of the source distribution's file, checked if given."""
     path: Path | None = None
-    """The directory (path); its .git and __pycache__ are left out. The digest covers its content, not its name."""
+    """The directory (path), whose .git and __pycache__ are left out; or a clone, bare or not (git)."""
+    repository: str = ""
+    """owner/name, looked for in a mirror directory, else on GitHub; or a URL (git)."""
+    commit: str = ""
+    """A commit's id, whole or abbreviated, perhaps with ^ or ~N (git)."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -36,10 +42,37 @@ class Source(BaseModel):
             raise ValueError("a source of kind sdist needs name and version")
         if self.kind == "path" and self.path is None:
             raise ValueError("a source of kind path needs path")
+        if self.kind == "git" and ((self.path is None) == (not self.repository) or not self.commit):
+            raise ValueError("a source of kind git needs commit, and either repository or path")
+        if self.kind != "git" and (self.repository or self.commit):
+            raise ValueError(f"a source of kind {self.kind} has no repository and no commit")
         for value in (self.name, self.version):
             if value and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", value):
                 raise ValueError(f"not a project name or version: {value!r}")
+        if self.commit and not re.fullmatch(r"[0-9a-f]{7,64}(\^|~\d{1,4})*", self.commit):
+            raise ValueError(f"not a commit id: {self.commit!r}")
         return self
+
+    @field_validator("repository")
+    @classmethod
+    def _fetchable(cls, value: str) -> str:
+        if re.search(r"://[^/\s@]*:[^/\s@]*@|^https?://[^/\s@]+@", value):
+            raise ValueError("no credentials in a spec: git finds them in ~/.netrc or with ssh's agent")
+        forms = r"(https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^\s:-]\S*|[A-Za-z0-9_][\w.-]*/[\w.-]+"
+        if value and not re.fullmatch(forms, value, re.ASCII):
+            raise ValueError(f"expected owner/name or a URL (https, http, ssh, git, file), not {value!r}")
+        return value
+
+    def describe(self) -> str:
+        """A few words for people: "inflection 0.5.1", "pallets/flask at 4c288bc9"."""
+        if self.kind == "git":
+            return f"{self.path or self.repository} at {self.commit[:12]}"
+        return str(self.path or f"{self.name} {self.version}")
+
+    def recipe(self) -> dict[str, Any]:
+        """What of it an environment's digest covers. A directory's or commit's place is none of it: its tree is."""
+        fields = {"kind"} if self.kind == "git" else {"kind", "name", "version", "sha256"}
+        return self.model_dump(mode="json", include=fields)
 
 
 class EnvSpec(BaseModel):
@@ -66,9 +99,7 @@ class EnvSpec(BaseModel):
 
     def describe(self) -> str:
         """A few words for people: "inflection 0.5.1"."""
-        if self.source is None:
-            return "no source"
-        return str(self.source.path or f"{self.source.name} {self.source.version}")
+        return self.source.describe() if self.source else "no source"
 
     @field_validator("python")
     @classmethod
@@ -144,18 +175,26 @@ def tree_hash(root: Path) -> str:
     return total.hexdigest()
 
 
+def tree_name(tree: str) -> str:
+    """A git tree's object id as what `environment_digest` takes for a source."""
+    return f"git:{tree}"
+
+
 def environment_digest(
     spec: EnvSpec, interpreter: InterpreterId, base: BaseSystem | None = None, source_tree: str | None = None
 ) -> str:
     """The name of an environment: sha256 (64 hex digits) over all that its content depends on.
 
-    `base` defaults to this node's, `source_tree` to the hash of the directory if the source is one.
+    `base` defaults to this node's, `source_tree` to the hash of the directory if the source is one. For a commit it is
+    `tree_name(commit.tree)`; raises BuildError if it is not given.
     """
-    if spec.source is not None and spec.source.path is not None and source_tree is None:
-        source_tree = tree_hash(spec.source.path)
-    recipe = spec.model_dump(mode="json")
-    if recipe["source"]:
-        recipe["source"].pop("path")
+    if spec.source is not None and source_tree is None:
+        if spec.source.kind == "git":
+            raise BuildError(f"the digest of an environment of {spec.describe()} needs the commit's tree")
+        if spec.source.path is not None:
+            source_tree = tree_hash(spec.source.path)
+    recipe = spec.model_dump(mode="json", exclude={"source"})
+    recipe["source"] = spec.source.recipe() if spec.source else None
     return content_hash(
         {
             "format": FORMAT,
