@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ConfigError, TaskError
 from minisandbox_ray.tasks.scripted import ScriptedTask
 
 
@@ -84,7 +84,10 @@ class Task(BaseModel):
 
     @property
     def tests(self) -> list[str]:
-        """All listed tests, each once, in order."""
+        """All listed tests, each once, in order. Raises TaskError where something else decides: none to run would mean
+        that nothing failed."""
+        if self.graded_by != "tests":
+            raise TaskError(f"task {self.instance_id} is graded by its {self.graded_by}, not by listed tests")
         return list(dict.fromkeys([*self.FAIL_TO_PASS, *self.PASS_TO_PASS]))
 
     def hide_gold(self) -> "Task":

@@ -189,7 +189,7 @@ def served(clone: Path, tmp_path: Path) -> Iterator[str]:
             server.terminate()
 
 
-def test_a_url_is_fetched_once_into_the_cache(served: str, first: str, cache: Path) -> None:
+def test_a_url_is_fetched_once_into_the_cache(served: str, clone: Path, first: str, cache: Path) -> None:
     log: list[str] = []
     source = Source(kind="git", repository=served, commit=first)
     commit = find_commit(source, None, log.append)
@@ -200,6 +200,9 @@ def test_a_url_is_fetched_once_into_the_cache(served: str, first: str, cache: Pa
     assert len(log) == 1, "fetched twice"
     refs = [path for path in (commit.objects.parent / "refs").rglob("*") if path.is_file()]
     assert refs == [], "one commit was asked for, and no branch"
+    last = git(clone, "rev-parse", "HEAD")
+    assert find_commit(Source(kind="git", repository=served, commit=f"{last}^"), None, log.append).id == first
+    assert len(log) == 2, "the commit after it was there already"
     with pytest.raises(BuildError, match=r"cannot be had; tried git://.*lacks the commit") as caught:
         find_commit(Source(kind="git", repository=served, commit="f" * 12))
     assert "\n" not in str(caught.value)

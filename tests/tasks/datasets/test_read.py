@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ConfigError, TaskError
 from minisandbox_ray.tasks import Task, load_tasks, save_tasks
 from minisandbox_ray.tasks.datasets import read_dataset
 
@@ -93,6 +93,8 @@ def test_r2e_gym_is_graded_by_statuses(tmp_path: Path) -> None:
     assert task.base_commit == f"{COMMIT}^"
     assert task.problem_statement == "Sums are wrong."
     assert task.graded_by == "statuses" and task.FAIL_TO_PASS == []
+    with pytest.raises(TaskError, match="is graded by its statuses"):
+        assert task.tests is None, "a grader that runs no test finds no failure"
     assert task.expected_statuses == {"test_add": "PASSED", "test_old": "FAILED"}
     assert task.hidden_tests == {"r2e_tests/test_1.py": "def test_add(): ...\n"}
     assert task.gold_patch == (
