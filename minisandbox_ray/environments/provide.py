@@ -168,7 +168,10 @@ class _Search:
         try:
             with self._clock("rebuild"):
                 interpreter, _ = self.store.interpreter(manifest.spec.python)
-                if environment_digest(manifest.spec, interpreter.id) != self.digest:
+                # The tree of a commit is what its manifest says; that of a directory is looked at again.
+                is_commit = manifest.spec.source is not None and manifest.spec.source.kind == "git"
+                tree = manifest.source_tree if is_commit else None
+                if environment_digest(manifest.spec, interpreter.id, source_tree=tree) != self.digest:
                     raise BuildError(
                         "this node's python, system or source directory would give another environment: build it where "
                         "they have not changed"

@@ -43,8 +43,8 @@ class EpisodeConfig(BaseModel):
 def grading_seconds(grading: GradingConfig) -> float:
     """What grading takes at most: the diff, waiting for a worker that was lost while it made the same grade, and the
     tests in a fresh sandbox."""
-    claim = grading.timeout + CLAIM_MARGIN_SECONDS if grading.cache else 0.0
-    return DIFF_SECONDS + claim + APPLY_SECONDS + grading.timeout + MARGIN_SECONDS
+    claim = grading.longest_seconds + CLAIM_MARGIN_SECONDS if grading.cache else 0.0
+    return DIFF_SECONDS + claim + 2 * APPLY_SECONDS + grading.longest_seconds + MARGIN_SECONDS
 
 
 def step_seconds(config: EpisodeConfig, turn: int, elapsed: float, action: str) -> float:

@@ -230,7 +230,7 @@ class Episode:
                 graded, cached = run(), False
                 self._grades.put.remote(key, graded)
             else:
-                graded, cached = graded_once(self._grades, key, config.timeout, run)
+                graded, cached = graded_once(self._grades, key, config.longest_seconds, run)
         info["seconds"]["grade"] = time.perf_counter() - started
         info |= {"graded": graded.model_dump(), "grade_cached": cached}
         return graded

@@ -75,12 +75,13 @@ def for_user_namespaces() -> str:
 
 
 def for_namespaces() -> str:
+    capabilities = ("SYS_ADMIN", "NET_ADMIN", "MKNOD", "SYS_PTRACE") if os.geteuid() == 0 else ()
+    more = "".join(f" --cap-add {name}" for name in capabilities)
     if _is_filtered():
-        more = " --cap-add SYS_ADMIN" if os.geteuid() == 0 else ""
         options = " ".join(f"--security-opt {name}=unconfined" for name in ("seccomp", "apparmor", "systempaths"))
         return f"start the container with {options}{more}"
     if os.geteuid() == 0:
-        return "start the container with --cap-add SYS_ADMIN, or --privileged"
+        return f"start the container with{more}, or --privileged"
     return "a kernel with CONFIG_USER_NS and these namespaces; see the first line above that says no"
 
 

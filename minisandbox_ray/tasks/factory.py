@@ -194,7 +194,6 @@ class _PackageFactory:
                 sandbox,
                 self.command,
                 self.package.tests,
-                files=self.files,
                 timeout=self.config.suite_timeout,
                 max_failures=max_failures,
             )

@@ -67,6 +67,11 @@ class GradingConfig(BaseModel):
     """Whether a diff that earns something is run again with tests that must fail: up to 40 of FAIL_TO_PASS and 20 of
     PASS_TO_PASS. It shows who forges results, and costs as much as these tests and the start of pytest take."""
 
+    @property
+    def longest_seconds(self) -> float:
+        """What the runs of the tests may take together."""
+        return self.timeout * (2 if self.control else 1)
+
 
 class Grade(BaseModel):
     """What the grader found."""

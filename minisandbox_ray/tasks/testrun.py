@@ -79,7 +79,6 @@ def run_tests(
     test_command: list[str],
     targets: list[str],
     *,
-    files: Collection[str] | None = None,
     timeout: float = 300,
     max_failures: int = 0,
     options: list[str] | None = None,
