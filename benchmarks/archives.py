@@ -31,12 +31,13 @@ diff --git a/calc.py b/calc.py
 +    return a - b
 """
 FIX = "sed -i 's/a - b/a + b/' calc.py"
-PACKAGES = ["pytest==8.3.5", "numpy==2.2.6"]
+SMALL = ["pytest==8.3.5"]
+LARGE = [*SMALL, "numpy==2.2.6"]
 """Some 90 MiB unpacked."""
 
 
-def make_task() -> Any:
-    """The task; built on first use into the cache at MINISANDBOX_CACHE."""
+def make_task(packages: list[str] = LARGE) -> Any:
+    """The task; built on first use into the cache at MINISANDBOX_CACHE, which is for one choice of packages."""
     from minisandbox_ray.environments import EnvSpec, NodeStore, Source, build_environment, cache_root
     from minisandbox_ray.tasks import Task
 
@@ -49,7 +50,7 @@ def make_task() -> Any:
     (source / "tests" / "test_calc.py").write_text(TESTS)
     path_file = "$(python -c \"import sysconfig; print(sysconfig.get_path('purelib'))\")/testbed.pth"
     spec = EnvSpec(
-        source=Source(kind="path", path=source), packages=PACKAGES, install=[f'echo /testbed > "{path_file}"']
+        source=Source(kind="path", path=source), packages=packages, install=[f'echo /testbed > "{path_file}"']
     )
     manifest = build_environment(spec, cache_root() / "archives", NodeStore(cache_root() / "store"))
     task = Task(

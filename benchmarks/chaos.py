@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 import procs
-from archives import FIX, clone_archives, make_task
+from archives import FIX, SMALL, clone_archives, make_task
 
 SUBMIT = "```bash\nsubmit\n```"
 ENVIRONMENTS = 12
 AT_A_TIME = 24
-STORE_GIB = 0.35
-"""Holds three environments of some 90 MiB with their layers."""
-DISK_MIB = 3072
+STORE_GIB = 0.08
+"""Holds three or four environments with their layers."""
+DISK_MIB = 1024
 PAUSE = 2.0
 """Seconds between two faults, on average."""
 FAULTS = {"sandbox": 8, "worker": 5, "corrupt": 4, "truncate": 2, "slow": 2, "full": 2, "raylet": 2}
@@ -351,10 +351,10 @@ def inside(episodes: int, seed: int, directory: Path) -> dict[str, Any]:
     cache.mkdir()
     can_fill = own_disk(cache)
     os.environ["MINISANDBOX_CACHE"] = str(cache)
-    make_task()
+    make_task(SMALL)
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
-        tasks = clone_archives(make_task(), ENVIRONMENTS)
+        tasks = clone_archives(make_task(SMALL), ENVIRONMENTS)
         served = directory / "served"
         shutil.copytree(cache / "archives", served)
         shutil.rmtree(cache / "archives")  # the nodes get them from the server only
