@@ -27,6 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -84,25 +85,17 @@ class Archives:
 
 
 class Chaos:
-    """Faults in a thread, until it is told to stop."""
+    """Faults, in the main thread: Ray starts raylets in no other."""
 
     def __init__(self, seed: int, raylets: Any, archives: Archives, nodes: Path, is_full_possible: bool) -> None:
         self._random = random.Random(seed)
         self._raylets, self._archives, self._nodes = raylets, archives, nodes
         self._weights = {kind: weight for kind, weight in FAULTS.items() if kind != "full" or is_full_possible}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self.done: Counter[str] = Counter()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._random.expovariate(1 / PAUSE)):
+    def run(self, episodes: "Future[Any]") -> None:
+        """One after the other, until the episodes are over."""
+        while not wait([episodes], timeout=self._random.expovariate(1 / PAUSE)).done:
             kind = self._random.choices(list(self._weights), list(self._weights.values()))[0]
             if getattr(self, f"_{kind}")():
                 self.done[kind] += 1
@@ -152,7 +145,7 @@ class Chaos:
         free = os.statvfs(filler.parent)
         with suppress(OSError), filler.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, max(free.f_bavail * free.f_frsize - (4 << 20), 4096))
-        self._stop.wait(3)
+        time.sleep(3)
         filler.unlink(missing_ok=True)
         return True
 
@@ -264,13 +257,13 @@ def one_run(
             config = ClusterConfig(workers_per_node=2, store_gib=STORE_GIB)
             with EpisodePool(config, archives.url) as pool:
                 chaos = Chaos(seed, raylets, archives, cache / "nodes", can_fill)
-                if with_faults:
-                    chaos.start()
                 begin = time.monotonic()
-                outcomes = asyncio.run(play(pool, tasks, episodes, seed))
+                with ThreadPoolExecutor(1) as thread:
+                    playing = thread.submit(lambda: asyncio.run(play(pool, tasks, episodes, seed)))
+                    if with_faults:
+                        chaos.run(playing)
+                    outcomes = playing.result()
                 seconds = time.monotonic() - begin
-                if with_faults:
-                    chaos.stop()
                 deadline = time.monotonic() + 30
                 while ((used := in_use(pool)) or (scratch := unfinished(pool, cache))) and time.monotonic() < deadline:
                     time.sleep(0.2)
