@@ -14,7 +14,7 @@ from minisandbox_ray.tasks import Task
 
 from .head import Head, mounts, processes_of, sandbox_groups, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 def record(tasks: list[Task], actions: list[str], path: Path) -> Path:

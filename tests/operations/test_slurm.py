@@ -15,7 +15,7 @@ from minisandbox_ray.tasks import Task
 from .head import BIN, processes_of, wait_until
 from .test_jobs import record
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 SCRIPT = Path(__file__).parents[2] / "configs" / "cluster" / "slurm.sbatch"
 NODES = 2
