@@ -238,7 +238,8 @@ class Crew:
             report = await asyncio.wait_for(call, START_SECONDS)
         except TimeoutError:
             ray.kill(actor)
-            taken = " (its `sandbox` resource may be taken by another pool: see `ray status`)" if node.sandboxes else ""
+            hint = "its `sandbox` resource may be taken by another pool: see `python -m minisandbox_ray pool list`"
+            taken = f" ({hint}; share that one, or end it with `pool stop`)" if node.sandboxes else ""
             return ClusterError(f"{wanted} within {START_SECONDS:.0f} s{taken}")
         except RayError as error:
             # Ray puts the exception that ended a start at the end of a traceback.
