@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Play what is not there yet, and print a summary; 0 also where episodes failed: a rerun tries them again."""
     from minisandbox_ray.rollout.policies import choose_policy
-    from minisandbox_ray.rollout.trajectory import TrajectoryFile
+    from minisandbox_ray.rollout.trajectory import TrajectoryFile, task_digest
 
     for name in ("samples", "concurrency", "limit"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with TrajectoryFile(output) as file:
             _check_same(file, policy, arguments.seed)
-            finished = {pair for pair, trajectory in file.last.items() if trajectory.is_finished}
-            episodes = [(task, sample) for task, sample in wanted if (task.instance_id, sample) not in finished]
+            finished = {pair: row.task_digest for pair, row in file.last.items() if row.is_finished}
+            episodes = [pair for pair in wanted if finished.get((pair[0].instance_id, pair[1])) != task_digest(pair[0])]
             try:
                 if episodes:
                     _play(episodes, file, policy, make_policy, arguments, episode, cluster, archives)
@@ -86,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             rows = [file.last[task.instance_id, sample] for task, sample in wanted]
             print(summary(rows, len(episodes), time.monotonic() - started, file.path))
+            for owner, row in {row.failure_owner: row for row in rows if not row.is_finished}.items():
+                print(f"{row.instance_id} ({owner}): {row.failure}", file=sys.stderr)
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0

@@ -9,6 +9,9 @@ from rich.table import Table
 
 from minisandbox_ray.cli.inputs import add_address
 
+WIDTH = 110
+"""Of the tables at least, in characters: names of nodes are not cut."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything has a default."""
@@ -29,7 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("no pool runs on this Ray cluster")
     else:
         for name, stats in pools.items():
-            _show(Console(), name, stats)
+            console = Console()
+            console.width = max(console.width, WIDTH)
+            _show(console, name, stats)
     return 0
 
 

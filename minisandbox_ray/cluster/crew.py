@@ -25,6 +25,7 @@ PING_SECONDS = 10.0
 START_ATTEMPTS = 3
 PAUSE_SECONDS = 1.0
 RETRY_SECONDS = 60.0
+TAKEN_SECONDS = 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +92,26 @@ class Crew:
         self.nodes = {node.node_id: node for node in nodes if node.node_id not in draining}
         if not self.nodes:
             raise ClusterError("all nodes of the Ray cluster that may host sandboxes are being drained")
+        await self._wait_for_free_slots()
         starts = [self._start(node, size) for node in self.nodes.values() for size in self._config.workers_on(node)]
         failures = [failure for failure in await asyncio.gather(*starts) if failure]
         if failures:
             await self._end_all(0.0)
             self.nodes = {}
             raise min(failures, key=lambda failure: not isinstance(failure, ConfigError))
+
+    async def _wait_for_free_slots(self) -> None:
+        """Raise ClusterError when other pools keep the nodes' `sandbox` resource; one that ends is given some time."""
+        wanted = sum(sum(self._config.workers_on(node)) for node in self.nodes.values() if node.sandboxes)
+        deadline = time.monotonic() + TAKEN_SECONDS
+        while (free := int(ray.available_resources().get(SANDBOX, 0))) < wanted:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{free} of the {wanted} `sandbox` that the nodes advertise are free, other pools keep the rest: "
+                    "see `python -m minisandbox_ray pool list`; share one (cluster.pool, --pool) or end it with "
+                    "`pool stop`"
+                )
+            await asyncio.sleep(0.5)
 
     async def refresh(self) -> None:
         """Look at the cluster's nodes: start workers on those that joined, leave those that drain or died."""

@@ -14,7 +14,7 @@ from minisandbox_ray.rollout.config import EpisodeConfig
 from minisandbox_ray.rollout.env import SandboxEnv
 from minisandbox_ray.rollout.policies import Policy
 from minisandbox_ray.rollout.pool import EpisodePool
-from minisandbox_ray.rollout.trajectory import Trajectory, Turn
+from minisandbox_ray.rollout.trajectory import Trajectory, Turn, task_digest
 from minisandbox_ray.tasks import Task
 
 RESET_PARTS = ("materialise", "derive", "sandbox")
@@ -93,6 +93,7 @@ async def play_one(
     graded = info.get("graded")
     return Trajectory(
         instance_id=task.instance_id,
+        task_digest=task_digest(task),
         sample=sample,
         seed=seed,
         environment=task.environment,

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, Owner
+from minisandbox_ray.tasks import Task
 
 TRIED_AGAIN: frozenset[Owner | None] = frozenset({"sandbox", "cluster", "model"})
 """Owners of failures that say nothing about the task or the policy: such episodes are not finished."""
@@ -39,6 +41,8 @@ class Trajectory(BaseModel):
     """Of this model; it grows when the meaning of a field changes. Written as ``schema``."""
     instance_id: str
     """The task's."""
+    task_digest: str = ""
+    """Of the task's content: a task that has changed since is played again."""
     sample: int
     """Which of the task's episodes, from 0."""
     seed: int
@@ -81,6 +85,11 @@ class Trajectory(BaseModel):
         """One line of JSON."""
         # Not pydantic's own JSON, which cannot write surrogate escapes.
         return json.dumps(self.model_dump(by_alias=True)).encode() + b"\n"
+
+
+def task_digest(task: Task) -> str:
+    """Equal for equal tasks."""
+    return hashlib.sha256(task.model_dump_json().encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class TrajectoryFile:

@@ -145,6 +145,8 @@ def _parse(line: str, where: str) -> Task:
         return Task.model_validate(json.loads(line))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not a JSON object: {error.msg} at column {error.colno}")
+    except RecursionError:
+        raise ConfigError(f"{where}: not a JSON object: nested too deeply")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "row"

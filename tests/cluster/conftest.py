@@ -26,9 +26,3 @@ def pool(local_cluster: Connection, tmp_path: Path) -> Iterator[Pool]:
     config = ClusterConfig(workers_per_node=2, sandboxes_per_worker=2)
     with Pool(config, counter.Counter, tmp_path / "archives") as pool:
         yield pool
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "started" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.cluster)

@@ -214,6 +214,7 @@ def test_lease_that_is_taken_back(pool: EpisodePool, task: Task, at: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_node_that_is_lost(task: Task, tmp_path: Path) -> None:
     save_tasks([task], tmp_path / "tasks.jsonl")
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:
