@@ -1,11 +1,13 @@
 """Episodes on four raylets under seeded faults, against the same episodes without any: every reward must be the same.
 
-    python benchmarks/chaos.py [--episodes 2000] [--seed 0] [--json FILE]
+    python benchmarks/chaos.py [--episodes 2000] [--seed 0] [--one-raylet] [--json FILE]
 
 Faults, one every few seconds: a sandbox's first process, a worker or a raylet (another one joins) is killed; an archive
 that a node has fetched is corrupted; the server that archives come from sends too little, or sends slowly; the disk of
 the stores is full for a while (root only: it is a small tmpfs in a mount namespace of this process's own). Stores are
 small, so that environments come and go all the time.
+
+With --one-raylet there is one fault: a raylet is killed while 200 episodes run at once.
 
 - chaos_reward_mismatches: episodes whose reward differs from the run without faults.
 - chaos_infra_share: of all episodes, those that ended as a typed failure of the infrastructure.
@@ -92,6 +94,13 @@ class Chaos:
         self._raylets, self._archives, self._nodes = raylets, archives, nodes
         self._weights = {kind: weight for kind, weight in FAULTS.items() if kind != "full" or is_full_possible}
         self.done: Counter[str] = Counter()
+
+    def lose_a_raylet(self, pool: Any, busy: int, episodes: "Future[Any]") -> None:
+        """Once so many slots are taken."""
+        while in_use(pool) < busy and not episodes.done():
+            time.sleep(0.05)
+        self._raylets.remove_node(self._raylets.list_all_nodes()[-1], allow_graceful=False)
+        self.done["raylet"] += 1
 
     def run(self, episodes: "Future[Any]") -> None:
         """One after the other, until the episodes are over."""
@@ -191,14 +200,14 @@ def script(number: int, seed: int) -> tuple[int, list[str]]:
     return environment, [f"```bash\n{action}\n```" for action in actions] + [SUBMIT]
 
 
-async def play(pool: Any, tasks: list[Any], episodes: int, seed: int) -> list[dict[str, Any]]:
-    """All episodes, 24 at a time; -> reward, failure and replays of each."""
+async def play(pool: Any, tasks: list[Any], episodes: int, seed: int, at_a_time: int) -> list[dict[str, Any]]:
+    """All episodes; -> reward, failure and replays of each."""
     from minisandbox_ray.errors import MiniSandboxError
     from minisandbox_ray.rollout import EpisodeConfig, SandboxEnv
     from minisandbox_ray.tasks import GradingConfig
 
     configs = [EpisodeConfig(grading=GradingConfig(cache=cache), replays=3) for cache in (True, False)]
-    slots = asyncio.Semaphore(AT_A_TIME)
+    slots = asyncio.Semaphore(at_a_time)
 
     async def episode(number: int) -> dict[str, Any]:
         environment, actions = script(number, seed)
@@ -225,12 +234,13 @@ async def play(pool: Any, tasks: list[Any], episodes: int, seed: int) -> list[di
 
 
 @contextmanager
-def four_raylets(directory: Path) -> Iterator[Any]:
-    """A cluster of this process's own."""
+def four_raylets(directory: Path, sandboxes: int) -> Iterator[Any]:
+    """A cluster of this process's own, with room for so many sandboxes on each node."""
     import ray
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_TMPDIR"] = str(directory)
+    RAYLET["resources"]["sandbox"] = sandboxes
     raylets = Cluster(initialize_head=True, head_node_args={**RAYLET, "include_dashboard": False})
     try:
         for _ in range(3):
@@ -244,24 +254,35 @@ def four_raylets(directory: Path) -> Iterator[Any]:
 
 
 def one_run(
-    tasks: list[Any], episodes: int, seed: int, cache: Path, archives: Archives, *, with_faults: bool, can_fill: bool
+    tasks: list[Any],
+    episodes: int,
+    seed: int,
+    cache: Path,
+    archives: Archives,
+    *,
+    faults: str,
+    can_fill: bool,
+    at_once: bool,
 ) -> dict[str, Any]:
-    """All episodes on a cluster of their own."""
+    """All episodes on a cluster of their own. ``faults``: "none", "all", or "raylet"."""
     from minisandbox_ray.cluster import ClusterConfig
     from minisandbox_ray.rollout import EpisodePool
 
     scratch = 0
+    at_a_time, sandboxes = (episodes, episodes // 4 + 8) if at_once else (AT_A_TIME, AT_A_TIME // 3)
     directory = Path(tempfile.mkdtemp(prefix="mc-", dir="/tmp"))
     try:
-        with four_raylets(directory) as raylets:
+        with four_raylets(directory, sandboxes) as raylets:
             config = ClusterConfig(workers_per_node=2, store_gib=STORE_GIB)
             with EpisodePool(config, archives.url) as pool:
                 chaos = Chaos(seed, raylets, archives, cache / "nodes", can_fill)
                 begin = time.monotonic()
                 with ThreadPoolExecutor(1) as thread:
-                    playing = thread.submit(lambda: asyncio.run(play(pool, tasks, episodes, seed)))
-                    if with_faults:
+                    playing = thread.submit(lambda: asyncio.run(play(pool, tasks, episodes, seed, at_a_time)))
+                    if faults == "all":
                         chaos.run(playing)
+                    elif faults == "raylet":
+                        chaos.lose_a_raylet(pool, episodes, playing)
                     outcomes = playing.result()
                 seconds = time.monotonic() - begin
                 deadline = time.monotonic() + 30
@@ -316,10 +337,11 @@ def owner_lives(group: str) -> bool:
     return any(Path(f"/proc/{number}").exists() for number in numbers)
 
 
-def run(episodes: int, seed: int) -> dict[str, Any]:
+def run(episodes: int, seed: int, *, one_raylet: bool = False) -> dict[str, Any]:
     """The figures, by a child process in a mount namespace of its own where root may have one."""
     directory = Path(tempfile.mkdtemp(prefix="minisandbox-chaos-"))
     command = [sys.executable, __file__, "--episodes", str(episodes), "--seed", str(seed), "--inside", str(directory)]
+    command += ["--one-raylet"] if one_raylet else []
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     finally:
@@ -338,7 +360,7 @@ def own_disk(place: Path) -> bool:
     return not libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, f"size={DISK_MIB}m".encode())
 
 
-def inside(episodes: int, seed: int, directory: Path) -> dict[str, Any]:
+def inside(episodes: int, seed: int, directory: Path, *, one_raylet: bool) -> dict[str, Any]:
     """Both runs, and what came of them."""
     cache = directory / "cache"
     cache.mkdir()
@@ -354,9 +376,18 @@ def inside(episodes: int, seed: int, directory: Path) -> dict[str, Any]:
         archives = Archives(served)
         stack.callback(archives.close)
         before = set(ours())
-        plain = one_run(tasks, episodes, seed, cache, archives, with_faults=False, can_fill=can_fill)
+        plain = one_run(tasks, episodes, seed, cache, archives, faults="none", can_fill=can_fill, at_once=one_raylet)
         shutil.rmtree(cache / "nodes", ignore_errors=True)
-        faulty = one_run(tasks, episodes, seed, cache, archives, with_faults=True, can_fill=can_fill)
+        faulty = one_run(
+            tasks,
+            episodes,
+            seed,
+            cache,
+            archives,
+            faults="raylet" if one_raylet else "all",
+            can_fill=can_fill,
+            at_once=one_raylet,
+        )
         left = left_behind(before)
     pairs = list(zip(plain["outcomes"], faulty["outcomes"], strict=True))
     failed = [outcome for outcome in faulty["outcomes"] if outcome["failure"] not in (None, "agent")]
@@ -384,16 +415,19 @@ def inside(episodes: int, seed: int, directory: Path) -> dict[str, Any]:
 def main() -> int:
     """Print the figures; -> exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=2000, help="how many (2000)")
+    parser.add_argument("--episodes", type=int, help="how many (2000; 200 with --one-raylet)")
+    parser.add_argument("--one-raylet", action="store_true", help="all at once, and one raylet is killed")
     parser.add_argument("--seed", type=int, default=0, help="of scripts and faults (0)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whatever detaches itself stays in this process's tree
-        print(json.dumps(inside(arguments.episodes, arguments.seed, arguments.inside)))
+        figures = inside(arguments.episodes, arguments.seed, arguments.inside, one_raylet=arguments.one_raylet)
+        print(json.dumps(figures))
         return 0
-    figures = run(arguments.episodes, arguments.seed)
+    episodes = arguments.episodes or (200 if arguments.one_raylet else 2000)
+    figures = run(episodes, arguments.seed, one_raylet=arguments.one_raylet)
     print(json.dumps(figures, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
