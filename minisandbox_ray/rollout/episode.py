@@ -84,8 +84,10 @@ class Episode:
         try:
             with self._busy:
                 seconds = self._start(task)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, Exception) and not isinstance(error, MiniSandboxError):
+                raise self._unexpected(error) from error
             raise
         self._deadline = time.monotonic() + self._config.episode_timeout
         info = {"instance_id": task.instance_id, "environment": task.environment, "seed": seed, "seconds": seconds}

@@ -462,8 +462,10 @@ class Sandbox:
         try:
             for place in {"/dev/shm", *(overlay.target for overlay in self.spec.overlays)}:  # what can be full
                 self._descriptors[place] = paths.open_in_root(self._root, place, os.O_PATH | os.O_DIRECTORY)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):  # its root is empty once its first process is gone
+                raise SandboxError(f"the sandbox did not start, or was killed at once: {error}") from error
             raise
 
     def _is_running(self) -> bool:
