@@ -104,7 +104,11 @@ class Crew:
         """Raise ClusterError when other pools keep the nodes' `sandbox` resource; one that ends is given some time."""
         wanted = sum(sum(self._config.workers_on(node)) for node in self.nodes.values() if node.sandboxes)
         deadline = time.monotonic() + TAKEN_SECONDS
-        while (free := int(ray.available_resources().get(SANDBOX, 0))) < wanted:
+        while wanted:
+            available = await asyncio.to_thread(ray.available_resources)
+            free = int(available.get(SANDBOX, 0))
+            if free >= wanted:
+                return
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{free} of the {wanted} `sandbox` that the nodes advertise are free, other pools keep the rest: "
