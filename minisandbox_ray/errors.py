@@ -63,3 +63,8 @@ class ModelServiceError(MiniSandboxError):
     """The model that samples actions failed or could not be reached."""
 
     owner: Owner = "model"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -18,9 +18,8 @@ import ray
 
 from minisandbox_ray.cluster import watcher
 from minisandbox_ray.cluster.config import ClusterConfig
-from minisandbox_ray.cluster.messages import first_line
 from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, check_nodes, default_unpack_slots, sandbox_nodes
-from minisandbox_ray.errors import ClusterError, ConfigError
+from minisandbox_ray.errors import ClusterError, ConfigError, first_line
 
 # sockaddr_un holds 107 bytes; Ray appends "/session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store".
 LONGEST_TEMPORARY_PATH = 107 - 67

@@ -14,10 +14,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from minisandbox_ray import __version__
 from minisandbox_ray.cluster.config import ClusterConfig
-from minisandbox_ray.cluster.messages import Report, first_line
+from minisandbox_ray.cluster.messages import Report
 from minisandbox_ray.cluster.nodes import SANDBOX, Node, check_nodes, draining_nodes, sandbox_nodes
 from minisandbox_ray.cluster.worker import HostContext, WorkerActor
-from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError
+from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, first_line
 
 START_SECONDS = 120.0
 PING_SECONDS = 10.0

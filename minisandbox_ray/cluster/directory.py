@@ -6,9 +6,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from minisandbox_ray.cluster.messages import first_line
 from minisandbox_ray.cluster.scheduler import NAMESPACE, STOP_SECONDS
-from minisandbox_ray.errors import ClusterError, ConfigError
+from minisandbox_ray.errors import ClusterError, ConfigError, first_line
 
 ASK_SECONDS = 15.0
 

@@ -18,10 +18,9 @@ from minisandbox_ray.cluster.messages import (
     Reply,
     Suspect,
     Unpacked,
-    first_line,
 )
 from minisandbox_ray.cluster.nodes import Node
-from minisandbox_ray.errors import ClusterError, MiniSandboxError
+from minisandbox_ray.errors import ClusterError, MiniSandboxError, first_line
 
 CALL_MARGIN_SECONDS = 60.0
 

@@ -154,8 +154,3 @@ class Report:
     hits: int
     """First calls of leases that found their environment."""
     misses: int
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

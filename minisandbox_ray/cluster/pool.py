@@ -31,11 +31,10 @@ from minisandbox_ray.cluster.messages import (
     Opening,
     Release,
     Request,
-    first_line,
 )
 from minisandbox_ray.cluster.nodes import Node, check_nodes, head_node, sandbox_nodes
 from minisandbox_ray.cluster.scheduler import NAMESPACE, STOP_SECONDS, SchedulerActor, pool_settings
-from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, Owner
+from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, Owner, first_line
 
 REATTACH_SECONDS = 60.0
 RETRY_SECONDS = 1.0

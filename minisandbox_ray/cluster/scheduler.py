@@ -28,13 +28,12 @@ from minisandbox_ray.cluster.messages import (
     Request,
     Suspect,
     Unpacked,
-    first_line,
 )
 from minisandbox_ray.cluster.metrics import Metrics
 from minisandbox_ray.cluster.nodes import Node, all_nodes, ended_jobs
 from minisandbox_ray.cluster.unpack import Unpacking
 from minisandbox_ray.cluster.worker import ArchivesActor, HostContext
-from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, StoreFullError
+from minisandbox_ray.errors import ClusterError, ConfigError, MiniSandboxError, StoreFullError, first_line
 
 NAMESPACE = "minisandbox"
 """Ray namespace of the schedulers."""

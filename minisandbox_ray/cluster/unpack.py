@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from minisandbox_ray.cluster.messages import Unpacked, first_line
+from minisandbox_ray.cluster.messages import Unpacked
 from minisandbox_ray.cluster.nodes import UNPACK_SLOTS, Node
 from minisandbox_ray.cluster.worker import HostContext
-from minisandbox_ray.errors import ClusterError, MiniSandboxError
+from minisandbox_ray.errors import ClusterError, MiniSandboxError, first_line
 
 BYTES_PER_SLOT = 512 << 20
 PEERS = 8

@@ -33,6 +33,7 @@ from minisandbox_ray.errors import (
     MissingArchiveError,
     SandboxError,
     StoreFullError,
+    first_line,
 )
 
 Origin = Literal["store", "archives", "local", "url", "peer", "rebuilt"]
@@ -372,8 +373,8 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(error)}"
 
 
-def _first_line(what: object) -> str:
-    return hide_credentials(next(iter(str(what).strip().splitlines()), type(what).__name__))
+def _first_line(error: BaseException) -> str:
+    return hide_credentials(first_line(error))
 
 
 def _silent(line: str) -> None:
