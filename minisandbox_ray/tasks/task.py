@@ -60,7 +60,13 @@ class Task(BaseModel):
     environment: str = Field("", pattern="^([0-9a-f]{64})?$")
     """Digest of the environment's archive; empty where none was built yet."""
     test_command: list[str] = Field(["/venv/bin/pytest"], min_length=1)
-    """How pytest is started at /testbed; the grader adds its own options and the test files."""
+    """How the tests are started at /testbed; the grader adds its own options for pytest, and the targets."""
+    test_targets: list[str] = []
+    """What the test command is given to run: files, directories, or labels as the repository's runner takes them. Empty:
+    the files of the listed tests."""
+    log_parser: str = Field("", pattern=r"^(|(swebench|swesmith):[\w.-]+/[\w.-]+)$")
+    """Who tells what became of the tests. Empty: the command is pytest, and the grader's own report. "swebench:OWNER/NAME"
+    or "swesmith:OWNER/NAME": test ids are that package's for the repository, see `tasks/parsers.py`."""
     test_files: list[str] = []
     """Files that the grader restores besides those of the listed tests, relative to /testbed (helpers, data)."""
 
