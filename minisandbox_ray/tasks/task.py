@@ -62,11 +62,11 @@ class Task(BaseModel):
     test_command: list[str] = Field(["/venv/bin/pytest"], min_length=1)
     """How the tests are started at /testbed; the grader adds its own options for pytest, and the targets."""
     test_targets: list[str] = []
-    """What the test command is given to run: files, directories, or labels as the repository's runner takes them. Empty:
-    the files of the listed tests."""
+    """What the test command is given to run: files, directories, or labels as the repository's runner takes them.
+    Empty: the files of the listed tests."""
     log_parser: str = Field("", pattern=r"^(|(swebench|swesmith):[\w.-]+/[\w.-]+)$")
-    """Who tells what became of the tests. Empty: the command is pytest, and the grader's own report. "swebench:OWNER/NAME"
-    or "swesmith:OWNER/NAME": test ids are that package's for the repository, see `tasks/parsers.py`."""
+    """Who tells what became of the tests. Empty: the command is pytest, and our own report. "swebench:OWNER/NAME" or
+    "swesmith:OWNER/NAME": that package's parser of the repository's test logs gives the ids (`tasks/parsers.py`)."""
     test_files: list[str] = []
     """Files that the grader restores besides those of the listed tests, relative to /testbed (helpers, data)."""
 
