@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,13 +22,22 @@ from minisandbox_ray.environments.archive import (
     write_manifest,
 )
 from minisandbox_ray.environments.cache import cache_root, remove_tree, write_atomically
+from minisandbox_ray.environments.dated_index import DatedIndex
 from minisandbox_ray.environments.history import check_history
-from minisandbox_ray.environments.interpreters import inside_prefix
+from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
 from minisandbox_ray.environments.repository import Commit, find_commit
 from minisandbox_ray.environments.room import Room, free_room, is_full, writable_directory
-from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, Source, environment_digest, tree_hash, tree_name
+from minisandbox_ray.environments.spec import (
+    BaseSystem,
+    EnvSpec,
+    Service,
+    Source,
+    environment_digest,
+    tree_hash,
+    tree_name,
+)
 from minisandbox_ray.environments.store import NodeStore
 from minisandbox_ray.errors import BuildError, ConfigError, StoreFullError
 from minisandbox_ray.sandbox import Bind, Limits, Sandbox, SandboxSpec
@@ -72,6 +82,19 @@ env -u SOURCE_DATE_EPOCH PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0
 """What the install left in the tree joins the one commit, so that git status starts clean; a copy of the sources in
 build/ would show a task's answer and goes. Compiled files carry their source's time, which is set before; with
 SOURCE_DATE_EPOCH Python would make the kind that hashes the source at each import."""
+
+_EASY_INSTALL = "printf '[easy_install]\\nindex_url = %s\\n' $PIP_INDEX_URL > ~/.pydistutils.cfg"
+"""Old setuptools fetch setup_requires by themselves, and know nothing of pip's settings."""
+
+_OLD_TOOLS = "pip==21.3.1 setuptools==59.6.0 wheel==0.37.1"
+
+_FINISH_SERVICES = f"""
+find /opt/services -exec touch -h -d @{FIXED_TIME} {{}} +
+find /opt/services -name __pycache__ -prune -exec rm -rf {{}} +
+for venv in /opt/services/*/lib; do
+env -u SOURCE_DATE_EPOCH PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0 $venv > /dev/null 2>&1 || true
+done
+"""
 
 
 @dataclass
@@ -171,12 +194,19 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log,
     """Build scratch/tree/{venv,testbed}; returns the commands that did."""
     interpreter, copy = store.interpreter(spec.python)
     pip = host_pip_settings()
+    index = DatedIndex(pip, spec.exclude_newer) if spec.exclude_newer else None
+    if index is not None:
+        pip = index.settings
+        for place in index.left_out:
+            log(f"nothing is taken from {pip.redact(place)}, which does not tell upload times (exclude_newer)")
     places = {
         "/venv": scratch / "tree/venv",
         "/testbed": scratch / "tree/testbed",
         "/build": scratch / "build",
         "/pip-cache": (cache_root() / "wheels").resolve(),
     }
+    if spec.services:
+        places["/opt/services"] = scratch / "tree/services"
     for place in (*places.values(), scratch / "build/tmp", scratch / "build/sdist"):
         place.mkdir(parents=True, exist_ok=True)
     blank = store.blank_venv(interpreter)
@@ -213,21 +243,28 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log,
         isolation=store.isolation,
         limits=LIMITS,
     )
-    with Sandbox(box_spec) as box:
+    with index or nullcontext(), Sandbox(box_spec) as box:
         build = _Build(spec, digest, box, pip, log, [])
         _make_venv(build, f"{interpreter.inside} -m venv /venv", scratch / "build", blank)
         if interpreter.key < (3, 7):
             # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml, and picks
             # releases that don't run on it. These are the last that do.
-            build.step("upgrade pip", "pip install pip==21.3.1 setuptools==59.6.0 wheel==0.37.1")
+            build.step("upgrade pip", f"pip install {_OLD_TOOLS}")
+        for service in spec.services:
+            _make_service(build, service, interpreter)
         if spec.source is not None:
             _bring_source(build, spec.source, cached)
         build.step("import the repository", _IMPORT_REPOSITORY, record=False)
+        if index is not None:
+            index.open = False  # what came before is the builder's own
+            build.step("date the index", _EASY_INSTALL, record=False)
         if spec.packages:
             build.step("install packages", f"pip install {shlex.join(spec.packages)}")
         for command in spec.install:
             build.step(command, command)
         build.step("compile and commit", _FINISH, record=False)
+        if spec.services:
+            build.step("compile the services", _FINISH_SERVICES, record=False)
     remove_tree(scratch / "build")
     return build.commands
 
@@ -240,6 +277,19 @@ def _make_venv(build: _Build, command: str, folder: Path, blank: Path) -> None:
     build.commands.append(command)
     if not known:
         (folder / "venv.tar").replace(blank)  # now, before anybody else's code runs in there
+
+
+def _make_service(build: _Build, service: Service, interpreter: Interpreter) -> None:
+    """A service's venv with its packages, which those of the repository never meet, and its files."""
+    place = f"/opt/services/{service.name}"
+    pip = f"{place}/bin/python -m pip install"
+    build.step(f"make the venv of {service.name}", f"{interpreter.inside} -m venv {place}")
+    if interpreter.key < (3, 7):
+        build.step(f"upgrade pip of {service.name}", f"{pip} {_OLD_TOOLS}")
+    if service.packages:
+        build.step(f"install {service.name}", f"{pip} {shlex.join(service.packages)}")
+    for name, text in service.files.items():
+        build.box.write_file(f"{place}/files/{name}", text.encode())
 
 
 def _export(commit: Commit, target: Path, log: Log) -> None:

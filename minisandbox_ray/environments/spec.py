@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +15,9 @@ from minisandbox_ray.errors import BuildError
 
 FORMAT = 1
 """Version of the builder's output; part of every digest, so that a changed builder never reuses old archives."""
+
+_LATER_FIELDS = ("exclude_newer", "services")
+"""Fields of EnvSpec that came later: with their default they are no part of digests, so that older archives stay."""
 
 
 class Source(BaseModel):
@@ -75,6 +79,41 @@ class Source(BaseModel):
         return self.model_dump(mode="json", include=fields)
 
 
+Variables = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
+]
+
+
+class Service(BaseModel):
+    """A program that runs beside tests and agent inside the sandbox, in the sandbox's own network: a web server that
+    the tests want, say. It has a venv of its own at /opt/services/NAME."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    """Unique among the services of an environment."""
+    command: str = Field(min_length=1)
+    """Shell command that starts it and does not end, with its venv's programs first in PATH."""
+    packages: list[str] = []
+    """pip requirements of its venv, of any date: `exclude_newer` is about the repository's."""
+    files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")], str] = {}
+    """Texts beside its venv, at /opt/services/NAME/files/: programs, certificates."""
+    ready: int | str = Field("", union_mode="left_to_right")
+    """What tells that it serves: a TCP port of 127.0.0.1 that accepts, or a shell command that succeeds; empty: that it
+    was started."""
+    variables: Variables = {}
+    """Environment variables of whatever else runs in the sandbox, such as the service's URL."""
+    hosts: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]] = []
+    """Names that mean 127.0.0.1 inside (/etc/hosts)."""
+
+    @field_validator("ready")
+    @classmethod
+    def _port(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 < value < 65536:
+            raise ValueError(f"{value} is no TCP port")
+        return value
+
+
 class EnvSpec(BaseModel):
     """The recipe of an environment. Nothing is implicit: what is not listed is not installed.
 
@@ -92,10 +131,13 @@ class EnvSpec(BaseModel):
     """pip requirements installed into the venv before `install` runs."""
     install: list[str] = []
     """Shell commands run at /testbed with the venv's python first in PATH."""
-    variables: dict[
-        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
-    ] = {}
+    variables: Variables = {}
     """Environment variables of the build and of every sandbox made from it."""
+    exclude_newer: str = ""
+    """Only package versions that were uploaded before this ISO 8601 time, or until the end of this date (UTC), are
+    installed; empty: no limit."""
+    services: list[Service] = []
+    """What runs beside tests and agent in every sandbox made from it."""
 
     def describe(self) -> str:
         """A few words for people: "inflection 0.5.1"."""
@@ -106,6 +148,24 @@ class EnvSpec(BaseModel):
     def _version(cls, value: str) -> str:
         if not re.fullmatch(r"3\.([6-9]|[1-9]\d)(\.\d+)?", value):
             raise ValueError(f'python must be a version from 3.6 on, like "3.12" or "3.12.1", not {value!r}')
+        return value
+
+    @field_validator("exclude_newer")
+    @classmethod
+    def _moment(cls, value: str) -> str:
+        try:
+            if value:
+                datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f'exclude_newer must be a date or time like "2020-01-31", not {value!r}') from None
+        return value
+
+    @field_validator("services")
+    @classmethod
+    def _one_of_a_name(cls, value: list[Service]) -> list[Service]:
+        names = [each.name for each in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"several services have one name: {', '.join(names)}")
         return value
 
     @field_validator("packages", "install")
@@ -193,7 +253,8 @@ def environment_digest(
             raise BuildError(f"the digest of an environment of {spec.describe()} needs the commit's tree")
         if spec.source.path is not None:
             source_tree = tree_hash(spec.source.path)
-    recipe = spec.model_dump(mode="json", exclude={"source"})
+    later = {name for name in _LATER_FIELDS if getattr(spec, name) == EnvSpec.model_fields[name].get_default()}
+    recipe = spec.model_dump(mode="json", exclude={"source", *later})
     recipe["source"] = spec.source.recipe() if spec.source else None
     return content_hash(
         {

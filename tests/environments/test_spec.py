@@ -24,6 +24,15 @@ def test_digest_covers_everything_the_content_depends_on() -> None:
     assert environment_digest(reordered, INTERPRETER, BASE) == variants[0]
 
 
+def test_fields_that_came_later_leave_older_digests_alone() -> None:
+    spec = EnvSpec(python="3.12", packages=["pytest==8.3.5"], variables={"A": "1"})
+    assert environment_digest(spec, INTERPRETER, BASE) == (
+        "9eacb529a36461aee482226aae8e534af2e42ab65ab88cdbc57fe8e2b65abf8b"
+    )
+    dated = spec.model_copy(update={"exclude_newer": "2020-01-31"})
+    assert environment_digest(dated, INTERPRETER, BASE) != environment_digest(spec, INTERPRETER, BASE)
+
+
 def test_digest_of_a_directory_covers_its_content_and_not_its_name(tmp_path: Path) -> None:
     digests = []
     for name, text in (("one", "x"), ("two", "x"), ("three", "y")):
