@@ -197,8 +197,8 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log,
     index = DatedIndex(pip, spec.exclude_newer) if spec.exclude_newer else None
     if index is not None:
         pip = index.settings
-        for place in index.left_out:
-            log(f"nothing is taken from {pip.redact(place)}, which does not tell upload times (exclude_newer)")
+        for left_out in index.left_out:
+            log(f"nothing is taken from {pip.redact(left_out)}, which does not tell upload times (exclude_newer)")
     places = {
         "/venv": scratch / "tree/venv",
         "/testbed": scratch / "tree/testbed",
