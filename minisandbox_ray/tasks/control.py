@@ -4,10 +4,9 @@ import ast
 import hashlib
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from minisandbox_ray.environments import Environment
 from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import TestRun, functions_of
 
@@ -15,26 +14,22 @@ SAMPLE = 40
 """FAIL_TO_PASS tests, and half as many PASS_TO_PASS tests, at most."""
 
 
-def choose(task: Task, diff: str, env: Environment, layer: Path | None) -> list[str]:
-    """The tests of a control run: of both lists some that nobody can guess.
+def choose(task: Task, diff: str, passing: list[list[str]], read: Callable[[str], str]) -> list[str]:
+    """The tests of a control run: of both lists (each as pytest calls its tests) some that nobody can guess.
 
-    Only those whose function stands in their own file, so that it can be made to fail. The same diff, the same tests.
+    Only those whose function stands in their own file, so that it can be made to fail; `read` gives a file's text. The
+    same diff, the same tests.
     """
-    known = {
-        f"{file}::{name}"
-        for file, names in functions_of(task.tests).items()
-        for name in set(names) & set(functions_in(_text(file, env, layer)))
-    }
-    possible = [test for test in task.tests if test.partition("[")[0] in known]
-    failing = set(task.FAIL_TO_PASS)
-    groups = [test for test in possible if test in failing], [test for test in possible if test not in failing]
+    files = functions_of([test for group in passing for test in group])
+    known = {f"{file}::{name}" for file, names in files.items() for name in set(names) & set(functions_in(read(file)))}
+    groups = [[test for test in group if test.partition("[")[0] in known] for group in passing]
     choice = random.Random(hashlib.sha256(f"{task.instance_id} {diff}".encode("utf-8", "surrogateescape")).digest())
     sample = {
         test
         for group, most in zip(groups, (SAMPLE, SAMPLE // 2), strict=True)
         for test in choice.sample(group, min(most, len(group)))
     }
-    return [test for test in possible if test in sample]
+    return [test for group in groups for test in group if test in sample]
 
 
 def verdict(chosen: list[str], run: TestRun) -> list[str]:
@@ -69,10 +64,16 @@ def functions_in(text: str) -> Iterator[str]:
                 waiting += [(prefix, each) for each in getattr(node, part, None) or []]
 
 
-def _text(file: str, env: Environment, layer: Path | None) -> str:
-    """A file of the repository, from the archive and not from a sandbox."""
-    for root in filter(None, (layer, env.testbed)):
-        path = root / file
-        if path.is_file() and path.resolve().is_relative_to(root.resolve()):
-            return path.read_bytes().decode("utf-8", "replace")
-    return ""
+def reader(texts: Mapping[str, str], roots: Iterable[Path | None]) -> Callable[[str], str]:
+    """Reads files of the repository: those that the grader brings, else from the archive and not from a sandbox."""
+
+    def read(file: str) -> str:
+        if file in texts:
+            return texts[file]
+        for root in filter(None, roots):
+            path = root / file
+            if path.is_file() and path.resolve().is_relative_to(root.resolve()):
+                return path.read_bytes().decode("utf-8", "replace")
+        return ""
+
+    return read

@@ -58,6 +58,15 @@ SHADOWED = sys.stdlib_module_names | {
 }
 """Modules that run the tests: a new one of that name where modules are looked for would be found instead."""
 
+RUNNERS = {
+    "swebench:django/django": ("tests/runtests.py",),
+    "swebench:sympy/sympy": (
+        "bin/test",
+        *(f"sympy/{place}/{name}.py" for place in ("utilities", "testing") for name in ("runtests", "pytest")),
+    ),
+}
+"""What runs the tests of a repository that has a runner of its own, by the parser of its logs."""
+
 
 @dataclass(frozen=True)
 class FilePatch:
@@ -116,13 +125,15 @@ def cut_down(task: Task, diff: str, installed: Collection[str] = frozenset()) ->
 class Protection:
     """What of a task's repository is not the agent's to change.
 
-    The files of the listed tests and all of the test directory they are in; `task.test_files`; whatever matches
-    CONFIGURATION, PATTERNS or DIRECTORIES; new modules that would shadow the test runner's own or one of `installed`.
+    The files of the listed tests and all of the test directory they are in; those that only the grader brings;
+    `task.test_files`; a repository's own runner of tests (RUNNERS); whatever matches CONFIGURATION, PATTERNS or
+    DIRECTORIES; new modules that would shadow the test runner's own or one of `installed`.
     Of the files of MIXED, the tests' sections: these may be changed, but not made, removed or renamed.
     """
 
     def __init__(self, task: Task, installed: Collection[str] = frozenset()):
-        self._listed = {test.split("::")[0] for test in task.tests} | set(task.test_files)
+        placed = {path for part in file_patches(task.test_patch) for path in part.paths} | set(task.hidden_tests)
+        self._listed = {*task.listed_files, *task.test_files, *placed, *RUNNERS.get(task.log_parser, ())}
         self._roots = tuple({root for file in self._listed if (root := _test_root(file))})
         self._above = {str(parent) for file in self._listed for parent in PurePosixPath(file).parents} - {"."}
         self._beside = {str(PurePosixPath(file).parent) for file in self._listed}

@@ -17,7 +17,7 @@ What is not seen: a program that gives the answers which it knows the tests ask 
 import hashlib
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -26,13 +26,14 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from minisandbox_ray.environments import Environment
-from minisandbox_ray.errors import ConfigError, Owner, SandboxError, TaskError
+from minisandbox_ray.errors import Owner, SandboxError, TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
 from minisandbox_ray.tasks import control, rewards
 from minisandbox_ray.tasks.cutdown import REFUSED, CutDown, Outcome, Protection, cut_down
 from minisandbox_ray.tasks.sections import keep_test_sections
+from minisandbox_ray.tasks.suite import Suite, unexpected
 from minisandbox_ray.tasks.task import Task
-from minisandbox_ray.tasks.testrun import PASSING, Status, TestRun, run_tests
+from minisandbox_ray.tasks.testrun import PASSING, Status, TestRun
 from minisandbox_ray.tasks.written import changed, is_runner_s, written
 
 _KILLED = (-9, 137)  # exit statuses
@@ -84,6 +85,9 @@ class Grade(BaseModel):
     """What `GradingConfig.reward` makes of it: by default 1 if resolved, else 0."""
     tests: dict[str, Status]
     """Status of every listed test."""
+    witnessed: bool = True
+    """Whether our own report told it; else a repository's runner printed it, which whoever runs in the tests' process
+    can forge (`tasks/printed.py`)."""
     owner: Owner | None = None
     """Whose failure it is if it is not resolved."""
     reason: str = ""
@@ -111,40 +115,43 @@ class _Run:
     """Why the diff does not apply, or the tests ended the sandbox."""
     outcome: Outcome | None = None
     tampered: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    """The tests that the grader brought."""
     apply_seconds: float = 0.0
 
 
 def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: GradingConfig | None = None) -> Grade:
-    """Applies the cut-down `diff` to a fresh sandbox of the task and runs the files of the listed tests.
+    """Applies the cut-down `diff` to a fresh sandbox of the task and runs its tests, which the sandbox gets first.
 
     `layer` is the task's own layer over the environment (`NodeStore.derive` of its patch). Tests that fail, error,
     crash, are skipped or do not report count as failed. What the diff does to the run (a timeout, a limit, a sandbox
     that dies at a limit) is the agent's failure. Raises SandboxError if the sandbox does not start, or is killed;
-    TaskError if a reward function of the user's fails.
+    TaskError if the task's own tests cannot be brought, or a reward function of the user's fails; ConfigError where the
+    package that names its tests is missing.
     """
     config = config or GradingConfig()
     started = time.monotonic()
+    suite = Suite(task)
     cut = cut_down(task, diff, installed_modules(env.venv))
     if cut.outcome in REFUSED:
         run = _Run(complaint=f"the diff does not apply: {_REFUSALS[cut.outcome]}")
     else:
-        run = _run(task, cut, env, layer, config)
-    tests = {test: run.tests.status(test) for test in task.tests}
+        run = _run(task, suite, cut, env, layer, config)
+    tests = {test: run.tests.status(test) for test in task.judged}
     durations = {"apply": run.apply_seconds, "tests": run.tests.seconds}
     tampered = run.tampered
     reward = 0.0
-    if run.tests.cases and not tampered and not run.complaint:
-        reward = rewards.reward_of(config.reward, task, tests)
-    passing = {test for test, status in tests.items() if status in PASSING}
-    resolved = len(passing) == len(tests) and not tampered and not run.complaint
-    if (
-        (resolved or reward > 0)
-        and config.control
-        and (chosen := [test for test in control.choose(task, cut.diff, env, layer) if test in passing])
-    ):
-        second = _run(task, cut, env, layer, config, chosen)
-        tampered = second.tampered or control.verdict(chosen, second.tests)
-        durations["control"] = second.tests.seconds
+    is_honest = bool(run.tests.cases) and not tampered and not run.complaint
+    resolved = is_honest and _as_listed(task, tests, run.tests)
+    if is_honest:
+        reward = rewards.reward_of(config.reward, task, tests) if task.graded_by == "tests" else float(resolved)
+    if (resolved or reward > 0) and config.control and suite.has_witness:
+        roots = [layer, env.testbed]
+        chosen = control.choose(task, cut.diff, _passing(task, run.tests), control.reader(run.texts, roots))
+        if chosen:
+            second = _run(task, suite, cut, env, layer, config, chosen)
+            tampered = second.tampered or control.verdict(chosen, second.tests)
+            durations["control"] = second.tests.seconds
     if tampered:
         resolved, reward = False, 0.0
     reason = f"tampered: {tampered[0]}" if tampered else run.complaint or _reason(task, run.tests, config)
@@ -152,6 +159,7 @@ def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: G
         resolved=resolved,
         reward=reward,
         tests=tests,
+        witnessed=suite.has_witness,
         owner=None if resolved else "agent",
         reason="" if resolved else reason,
         outcome=run.outcome or cut.outcome,
@@ -163,6 +171,22 @@ def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: G
     )
 
 
+def _as_listed(task: Task, tests: Mapping[str, Status], run: TestRun) -> bool:
+    if task.graded_by == "statuses":
+        return not unexpected(task, run)
+    return all(status in PASSING for status in tests.values())
+
+
+def _passing(task: Task, run: TestRun) -> list[list[str]]:
+    """FAIL_TO_PASS and PASS_TO_PASS as pytest calls them, as far as all behind an id pass."""
+    failing = set(task.FAIL_TO_PASS) if task.graded_by == "tests" else set()
+    groups: list[list[str]] = [[], []]
+    for test in task.judged:
+        if run.status(test) in PASSING:
+            groups[test not in failing] += run.tests_behind(test)
+    return groups
+
+
 _REFUSALS: dict[Outcome, str] = {
     "no_patch": "it is no git patch, or a broken one",
     "too_large": "it is too large",
@@ -172,6 +196,7 @@ _REFUSALS: dict[Outcome, str] = {
 
 def _run(
     task: Task,
+    suite: Suite,
     cut: CutDown,
     env: Environment,
     layer: Path | None,
@@ -183,6 +208,7 @@ def _run(
     with Sandbox(env.sandbox_spec(limits=config.limits, layer=layer)) as sandbox:
         try:
             protection = Protection(task, installed_modules(env.venv))
+            run.texts = suite.place(sandbox)
             before = written(sandbox)
             started = time.monotonic()
             refusal = _apply(sandbox, cut) if cut.diff else ""
@@ -194,15 +220,8 @@ def _run(
             applied = written(sandbox)
             mixed = {f"/testbed/{path}" for path in cut.mixed}
             run.tampered = _protected(set(changed(before, applied)) - mixed, protection)
-            run.tests = run_tests(
-                sandbox,
-                task.test_command,
-                test_files(task),
-                timeout=config.timeout,
-                log_chars=config.log_chars,
-                listed=chosen or task.tests,
-                touched=cut.touched,
-                control=chosen is not None,
+            run.tests = suite.run(
+                sandbox, timeout=config.timeout, log_chars=config.log_chars, touched=cut.touched, only=chosen
             )
             run.tampered += _protected(changed(applied, written(sandbox)), protection) + run.tests.tampered
         except SandboxError as error:
@@ -241,11 +260,6 @@ def installed_modules(venv: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def test_files(task: Task) -> list[str]:
-    """The files that hold the listed tests, relative to /testbed."""
-    return list(dict.fromkeys(test.split("::")[0] for test in task.tests))
-
-
 def _apply(sandbox: Sandbox, cut: CutDown) -> str:
     """Applies a patch; returns git's complaint, empty if there is none."""
     pristine = {path: _text(sandbox, path) for path in cut.mixed}
@@ -274,7 +288,10 @@ def _reason(task: Task, run: TestRun, config: GradingConfig) -> str:
     if run.limit:
         return f"the tests hit the sandbox's {run.limit} limit"
     if not run.cases:
-        return f"pytest ended with status {run.exit_code} and reported no test"
+        return f"the tests ended with status {run.exit_code} and reported none"
+    if task.graded_by == "statuses":
+        wrong = unexpected(task, run)
+        return f"{len(wrong)} tests have another status than expected, {wrong[0]} first" if wrong else ""
     failing = sum(run.status(test) not in PASSING for test in task.FAIL_TO_PASS)
     broken = sum(run.status(test) not in PASSING for test in task.PASS_TO_PASS)
     parts = [
@@ -285,21 +302,16 @@ def _reason(task: Task, run: TestRun, config: GradingConfig) -> str:
 
 
 def gold_diff(task: Task, env: Environment, layer: Path | None) -> str:
-    """The diff of an agent that undoes the task's patch.
+    """The diff of an agent that solves the task.
 
-    Raises TaskError if the patch cannot be undone, ConfigError if it is hidden.
+    Raises TaskError if the gold patch does not apply, ConfigError if it is hidden.
     """
-    if not task.patch:
-        raise ConfigError(f"task {task.instance_id} has no patch: its gold fix is hidden")
+    command = task.gold_command()
     with Sandbox(env.sandbox_spec(layer=layer)) as sandbox:
-        result = sandbox.execute(
-            ["git", "apply", "-R", "--whitespace=nowarn", "-"],
-            stdin=task.patch.encode("utf-8", "surrogateescape"),
-            cwd="/testbed",
-        )
+        result = sandbox.execute(["/bin/sh", "-s"], stdin=command.encode("utf-8", "surrogateescape"), cwd="/testbed")
         if result.exit_code:
-            complaint = result.stderr.decode("utf-8", "replace").strip()
-            raise TaskError(f"task {task.instance_id}: its patch cannot be undone: {complaint}")
+            complaint = " ".join(result.stderr.decode("utf-8", "replace").split())
+            raise TaskError(f"task {task.instance_id}: its gold fix does not apply: {complaint}")
         return sandbox.diff()
 
 
@@ -308,9 +320,13 @@ def validate(
 ) -> tuple[Grade, Grade]:
     """(grade of the gold fix, grade of no change): a usable task is resolved by the first and not by the second.
 
-    Raises TaskError if the task's patch cannot be undone, ConfigError if it is hidden.
+    Raises TaskError if the task's gold patch does not apply, ConfigError if it is hidden.
     """
     return grade(task, gold_diff(task, env, layer), env, layer, config), grade(task, "", env, layer, config)
+
+
+_JUDGE = {"instance_id", "patch", "test_patch", "hidden_tests", "test_command", "test_targets", "test_files"}
+_JUDGE |= {"log_parser", "graded_by", "expected_statuses"}
 
 
 def grade_key(task: Task, diff: str, digest: str, config: GradingConfig) -> str:
@@ -318,11 +334,11 @@ def grade_key(task: Task, diff: str, digest: str, config: GradingConfig) -> str:
     cut = cut_down(task, diff)
     parts = [
         digest,
-        task.model_dump_json(include={"instance_id", "patch", "test_command", "test_files"}),
+        task.model_dump_json(include=_JUDGE),
         cut.diff,
         cut.outcome,
         cut.dropped,
-        task.tests,
+        task.judged,
         config.model_dump(mode="json", exclude={"cache"}),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -8,7 +8,6 @@ from minisandbox_ray.environments import Environment
 from minisandbox_ray.errors import TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
 from minisandbox_ray.tasks.cutdown import Protection
-from minisandbox_ray.tasks.grading import test_files
 from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import run_tests
 
@@ -31,7 +30,7 @@ def suspicious_lines(
         run = run_tests(
             sandbox,
             task.test_command,
-            test_files(task),
+            task.listed_files,
             timeout=timeout,
             options=["-p", "spectrum_plugin"],
             variables={"PYTHONPATH": "/opt/spectrum", "SPECTRUM_FILE": "/opt/spectrum/lines.json"},

@@ -96,6 +96,18 @@ class Task(BaseModel):
             raise TaskError(f"task {self.instance_id} is graded by its {self.graded_by}, not by listed tests")
         return list(dict.fromkeys([*self.FAIL_TO_PASS, *self.PASS_TO_PASS]))
 
+    @property
+    def judged(self) -> list[str]:
+        """Whose status a grade tells: all listed tests, or those with an expected status."""
+        return list(self.expected_statuses) if self.graded_by == "statuses" else self.tests
+
+    @property
+    def listed_files(self) -> list[str]:
+        """The files of the listed tests, relative to /testbed, as far as their ids name one; each once, in order."""
+        listed = [*self.FAIL_TO_PASS, *self.PASS_TO_PASS]
+        # Without "::" an id is pytest's own of a file that is one test, but may be anything where a log is parsed.
+        return list(dict.fromkeys(test.split("::")[0] for test in listed if "::" in test or not self.log_parser))
+
     def hide_gold(self) -> "Task":
         """A copy from which the fix cannot be derived."""
         script = self.script and self.script.model_copy(update={"solution": ""})
@@ -114,7 +126,8 @@ class Task(BaseModel):
 
     def gold_action(self) -> str:
         """What a model that knows the answer would write: the gold command as one fenced bash block."""
-        return f"Undo the change that broke it.\n\n```bash\n{self.gold_command()}\n```\n"
+        what = "Apply the fix." if self.gold_patch else "Undo the change that broke it."
+        return f"{what}\n\n```bash\n{self.gold_command()}\n```\n"
 
 
 def require_environments(tasks: list[Task]) -> None:

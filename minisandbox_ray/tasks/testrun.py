@@ -4,6 +4,7 @@ import hmac
 import json
 import re
 import secrets
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ PASSING = frozenset({"passed", "xfailed"})
 """What counts as passing, as SWE-bench's harness counts (an expected failure that happened is as expected)."""
 
 _SEVERITY: list[Status] = ["passed", "xfailed", "skipped", "failed", "error"]
-_VARIABLES = {
+VARIABLES = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PY_COLORS": "0",
@@ -52,6 +53,8 @@ class TestRun:
 
     cases: dict[str, Case] = field(default_factory=dict)
     """By id, file::class::name[parameters]. Empty for a run that did not come to its end."""
+    tests_of: dict[str, list[str]] = field(default_factory=dict)
+    """The tests that share an id, where the ids of `cases` are not pytest's own."""
     collection_errors: list[str] = field(default_factory=list)
     """Modules that could not be collected."""
     exit_code: int = 0
@@ -67,6 +70,10 @@ class TestRun:
     def status(self, test: str) -> Status:
         """A test's status; what did not report is missing."""
         return self.cases[test].status if test in self.cases else "missing"
+
+    def tests_behind(self, test: str) -> list[str]:
+        """What pytest calls it: often the same, sometimes several."""
+        return self.tests_of.get(test, [test])
 
     @property
     def passed(self) -> set[str]:
@@ -96,7 +103,7 @@ def run_tests(
     """
     variables = variables or {}
     path = variables.get("PYTHONPATH", sandbox.spec.env.get("PYTHONPATH", ""))
-    report, log = _Report(secrets.token_bytes(32)), _Tail(log_chars)
+    report, log = _Report(secrets.token_bytes(32)), Tail(log_chars)
     settings = {
         "key": report.key.hex(),
         "path": path,
@@ -114,7 +121,7 @@ def run_tests(
         ],
         stdin=json.dumps(settings).encode() + b"\n",
         cwd="/testbed",
-        env=_VARIABLES | variables | {"PYTHONPATH": f"{_PLACE}:{path}" if path else _PLACE},
+        env=VARIABLES | variables | {"PYTHONPATH": f"{_PLACE}:{path}" if path else _PLACE},
         timeout=timeout,
         max_output=1 << 16,
         on_output=lambda stream, data: (report if stream == 1 else log).add(data),
@@ -210,24 +217,31 @@ class _Report:
             self.tampered.append(why)
 
 
-class _Tail:
+class Tail:
     """The end of what is printed."""
 
     def __init__(self, chars: int) -> None:
         self._chars = chars
-        self._data = b""
-        self._size = 0
+        self._data: deque[bytes] = deque()
+        self._kept = self._size = 0
 
     def add(self, data: bytes) -> None:
+        """More of it."""
         self._size += len(data)
-        self._data = (
-            (self._data + data)[-4 * self._chars :] if len(data) < 4 * self._chars else data[-4 * self._chars :]
-        )
+        self._data.append(data)
+        self._kept += len(data)
+        while self._kept - len(self._data[0]) >= 4 * self._chars:
+            self._kept -= len(self._data.popleft())
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether something is missing."""
+        return self._size > self._kept or self._size > 4 * self._chars
 
     def text(self) -> str:
         """At most so many characters, after a line that tells how much is missing."""
-        text = self._data.decode("utf-8", "replace")
-        if len(text) <= self._chars and len(self._data) == self._size:
+        text = b"".join(self._data)[-4 * self._chars :].decode("utf-8", "replace")
+        if len(text) <= self._chars and not self.is_cut:
             return text
         kept = text[-self._chars :]
         return f"[… {self._size - len(kept.encode())} bytes cut …]\n{re.sub(chr(0xFFFD) + '+', '', kept, count=1)}"
