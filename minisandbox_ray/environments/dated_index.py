@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from minisandbox_ray.environments.pip_settings import PipSettings
 from minisandbox_ray.errors import BuildError
@@ -177,7 +177,7 @@ def _files(base: str, project: str, reach: _Reach) -> tuple[_File, ...] | None:
     request = urllib.request.Request(urljoin(urlunsplit(parts._replace(netloc=host)), f"{project}/"))
     request.add_header("Accept", _JSON)
     if user:
-        request.add_header("Authorization", f"Basic {base64.b64encode(urllib.request.unquote(user).encode()).decode()}")
+        request.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
     context = ssl.create_default_context(cafile=reach.certificates or None)
     if {host, parts.hostname} & reach.trusted:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
