@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from minisandbox_ray.cluster import ClusterConfig, Lease, Pool, connect
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ClusterError, ConfigError
 
 cloudpickle.register_pickle_by_value(counter)
 
@@ -145,6 +146,19 @@ def unequal(cluster: Cluster, config: ClusterConfig, results: dict[str, Any]) ->
         results["names"] = [node["name"] for node in pool.stats()["nodes"].values()]
         for lease in leases:
             lease.release()
+        try:
+            Pool(config, counter.Counter, ARCHIVES).close()
+            results["taken"] = "nothing was said"
+        except ClusterError as error:
+            results["taken"] = str(error)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(Pool, config, counter.Counter, ARCHIVES)
+            time.sleep(2)
+            results["waits"] = not waiting.done()
+            pool.close()
+            second = waiting.result()
+            results["then_has"] = second.capacity
+            second.close()
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def test_node_without_unpack_slots_is_named_with_the_command_to_use() -> None:
     message = str(caught.value)
     assert "10.0.0.2" in message
     assert "10.0.0.1" not in message
-    assert """ray start --resources='{"unpack_slots": 4}'""" in message
+    assert """ray start --resources='{"unpack_slots": 8}'""" in message
     assert "\n" not in message
     with pytest.raises(ConfigError, match="no node that may host sandboxes"):
         check_nodes([])

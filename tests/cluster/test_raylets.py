@@ -59,7 +59,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hides direct
 
 
 def test_node_without_unpack_slots_stops_with_one_line(raylets: dict[str, Any]) -> None:
-    assert """ray start --resources='{"unpack_slots": 2}'""" in raylets["without_slots"]
+    assert """ray start --resources='{"unpack_slots": 4}'""" in raylets["without_slots"]
     assert "1 of 3 nodes" in raylets["without_slots"]
 
 
@@ -105,6 +105,12 @@ def test_lost_node_costs_its_leases_and_no_others(raylets: dict[str, Any]) -> No
 def test_leases_follow_the_capacity_of_unequal_nodes(raylets: dict[str, Any]) -> None:
     assert raylets["capacities"] == [8, 8, 8, 12]  # the last has one cpu, and the resource "sandbox"
     assert raylets["follows"] == [4, 4, 4, 6]
+
+
+def test_pool_says_who_keeps_the_sandboxes_or_waits_until_they_are_free(raylets: dict[str, Any]) -> None:
+    assert "0 of the 12 `sandbox`" in raylets["taken"] and "pool list" in raylets["taken"]
+    assert raylets["waits"]
+    assert raylets["then_has"] == sum(raylets["capacities"])
 
 
 def test_no_actor_is_left(raylets: dict[str, Any], started: dict[str, Any]) -> None:
