@@ -1,0 +1,103 @@
+"""Which packages `auto_build.py` builds: a seeded draw from the most downloaded ones, written before any was built.
+
+    python benchmarks/auto_build_select.py --names FILE [--seed 0] [--count 30] [--without LIST …] [--output LIST]
+
+FILE lists the package index: tab-separated lines of name, version, month, rank among the most downloaded, summary.
+Candidates are the names with a rank up to 5000, sorted, then shuffled with the seed. They are taken in this order; one
+counts if its newest source distribution that is no pre-release is at most 2 MiB and ships a file that pytest would look
+into, test_*.py or *_test.py. That is read off the archive's listing; nothing is unpacked, built or run. None that
+counts is left out, whatever it may need, but those in the lists that `--without` names: others were drawn from them.
+"""
+
+import argparse
+import hashlib
+import io
+import random
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from minisandbox_ray.errors import BuildError
+from minisandbox_ray.tasks.automatic.index import Sdist, download, newest_sdist
+
+RANK = 5000
+LARGEST = 2 << 20
+ASKED = 150
+"""Names that the index is asked for, at most."""
+
+
+def candidates(names: Path, seed: int) -> list[str]:
+    """All names of the rank, in the order of the seed."""
+    rows = (line.split("\t") for line in names.read_text(encoding="utf-8").splitlines()[1:])
+    ranked = sorted(row[0] for row in rows if len(row) > 3 and row[3].isdigit() and int(row[3]) <= RANK)
+    random.Random(seed).shuffle(ranked)
+    return ranked
+
+
+def listing(name: str, data: bytes) -> list[str]:
+    """The paths in a source distribution."""
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return archive.namelist()
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return archive.getnames()
+
+
+def has_tests(paths: list[str]) -> bool:
+    """Whether some file's name is one of pytest's."""
+    return any(re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py$", path) for path in paths)
+
+
+def why_not(sdist: Sdist | None) -> tuple[str, bytes]:
+    """The reason for which it does not count, empty if it does; and the file."""
+    if sdist is None:
+        return "no source distribution", b""
+    try:
+        data = download(sdist, LARGEST)
+        return ("" if has_tests(listing(sdist.filename, data)) else "no tests"), data
+    except BuildError as error:
+        return ("too large" if "larger than" in str(error) else str(error)), b""
+    except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+        return f"no archive: {error}", b""
+
+
+def select(names: list[str], count: int) -> Iterator[str]:
+    """Lines of the list: name, version, sha256, time of upload."""
+    found = 0
+    for asked, name in enumerate(names[:ASKED]):
+        if found == count:
+            return
+        sdist = newest_sdist(name)
+        reason, data = why_not(sdist)
+        print(f"{asked + 1:4} {name}: {reason or 'counts'}", file=sys.stderr, flush=True)
+        if sdist is not None and not reason:
+            found += 1
+            sha256 = hashlib.sha256(data).hexdigest()
+            yield f"{name} {sdist.version} {sha256} {sdist.uploaded.isoformat(timespec='seconds')}"
+    if found < count:
+        print(f"only {found} of {count}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--without", type=Path, nargs="*", default=[])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    used = {line.split()[0] for path in arguments.without for line in path.read_text().splitlines()}
+    names = [name for name in candidates(arguments.names, arguments.seed) if name not in used]
+    lines = list(select(names, arguments.count))
+    text = "".join(f"{line}\n" for line in lines)
+    if arguments.output:
+        arguments.output.write_text(text)
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
