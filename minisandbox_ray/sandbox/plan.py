@@ -25,7 +25,7 @@ def make_plan(spec: SandboxSpec) -> dict[str, Any]:
         ],
         "network": spec.network,
         "resolv_conf": _read("/etc/resolv.conf") if is_host else "",
-        "hosts": _read("/etc/hosts") if is_host else "",
+        "hosts": "".join(f"127.0.0.1\t{name}\n" for name in spec.hosts) + (_read("/etc/hosts") if is_host else ""),
         "hostname": spec.hostname,
         # files count as memory, and no killing frees them: what processes need to go on must stay out of their reach
         "disk_mib": min(limits.disk_mib, max(1, limits.memory_mib * 3 // 4)),

@@ -85,8 +85,11 @@ class SandboxSpec(_Model):
         Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]
     ] = {}
     """Environment variables, added to the clean default ones."""
-    network: Literal["none", "host"] = "none"
-    """`none`: a loopback of its own. `host`: the host's network, name resolution included."""
+    network: Literal["none", "sink", "host"] = "none"
+    """`none`: a loopback of its own. `sink`: besides, packets to any other IPv4 address vanish, so that a connection
+    times out instead of being refused at once. `host`: the host's network, name resolution included."""
+    hosts: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}$")]] = []
+    """Names that mean 127.0.0.1 inside."""
     hostname: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}$")] = "sandbox"
     """The host name inside."""
     cwd: str = "/testbed"

@@ -336,7 +336,7 @@ def _serve(
         watchdog.lower_limit(resource.RLIMIT_FSIZE, plan["disk_mib"] << 20)
         watch = watchdog.start(plan, groups, counts_processes=False, has_one_id=False)
         accesses = _accesses(plan, directory)
-        domain = _Domain(landlock.make(accesses, network=plan["network"] != "none"), filters)
+        domain = _Domain(landlock.make(accesses, network=plan["network"] == "host"), filters)
         controls = os.open(f"{directory}/control", _DIRECTORY)
         shown = {"root": root, "layers": os.dup(root), "control": controls}
         if watch:
@@ -356,7 +356,7 @@ def _serve(
 def _accesses(plan: wire.Message, directory: str) -> dict[str, int]:
     found = dict.fromkeys(_READABLE, landlock.READ_ONLY)
     found |= {f"/etc/{name}": landlock.READ_ONLY for name in _ETC}
-    if plan["network"] != "none":
+    if plan["network"] == "host":
         found["/etc/resolv.conf"] = landlock.READ_ONLY
     found |= {f"/dev/{name}": landlock.DEVICE for name in _DEVICES}
     found |= {f"{directory}/{name}": landlock.READ_ONLY for name in ("control", "gitconfig")}

@@ -3,17 +3,15 @@
 That may be long before the plan is there, so that most of a start is done when somebody asks for it.
 """
 
-import fcntl
 import os
 import resource
 import signal
 import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from . import cgroups, init, root, seccomp, syscalls, watchdog, wire
+from . import cgroups, init, network, root, seccomp, syscalls, watchdog, wire
 from .identity import Identity
 
 # chown, dac_override, fowner, fsetid, kill, setgid, setuid, net_bind_service: what package managers and tests need
@@ -22,7 +20,6 @@ _NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWC
 ADVICE = "`python -m minisandbox_ray doctor` says what would help; `isolation: best-effort` does without"
 # what the owner may perhaps: run before all others; and what the kernel counts together with others of the same user
 _LEAST = {resource.RLIMIT_RTPRIO: 0, resource.RLIMIT_NICE: 0, resource.RLIMIT_SIGPENDING: 4096}
-_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,8 @@ def _serve(orders: socket.socket, kind: Kind, name: str) -> None:
         copies = kind.copies or plan["copies"]
         shown, born = root.complete(plan, kind.identity, mounts, origin, copies=copies)
         links = root.top_level_links()
+        if plan["network"] == "sink":
+            network.route_into_nothing()
         socket.sethostname(plan["hostname"])
         kind.identity.enter()
         watchdog.lower_limit(resource.RLIMIT_NOFILE, plan["open_files"])
@@ -110,7 +109,7 @@ def _prepare(kind: Kind) -> None:
         syscalls.create_files_as(kind.identity.root)
     root.prepare(kind.identity, kind.private_network)
     if kind.private_network:
-        _raise_loopback()
+        network.raise_loopback()
 
 
 def _drop_privileges(seccomp_filter: bytes) -> None:
@@ -154,8 +153,3 @@ def _avoid_out_of_memory_killer() -> None:
         Path("/proc/self/oom_adj").write_text("-17")
     except OSError:  # no CAP_SYS_RESOURCE, or no such file any more
         Path("/proc/self/oom_score_adj").write_text(usual)
-
-
-def _raise_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP | _IFF_RUNNING, b""))

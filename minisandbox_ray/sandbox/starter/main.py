@@ -138,7 +138,7 @@ class _Starter:
         usual = self._usual_kind()
         kind = dataclasses.replace(
             usual,
-            private_network=plan["network"] == "none",
+            private_network=plan["network"] != "host",
             hierarchies=self.hierarchies if plan["groups"] else [],
         )
         prepared = self.spare if kind == usual else None
@@ -176,7 +176,7 @@ class _Starter:
         if plan["scratch"] not in self.scratches:
             self.scratches.add(plan["scratch"])
             confined.remove_of(cgroups.is_left, plan["scratch"])
-        filters = [self.filter, seccomp.build_shared_filter(syscalls.MACHINE, network=plan.get("network") != "none")]
+        filters = [self.filter, seccomp.build_shared_filter(syscalls.MACHINE, network=plan.get("network") == "host")]
         hierarchies = self.hierarchies if plan.get("groups") else []
         name = cgroups.new_name(self.owner)
         pid, directory = confined.start(plan, descriptors, name, hierarchies=hierarchies, filters=filters)
