@@ -73,18 +73,27 @@ class Environment:
         self,
         limits: Limits | None = None,
         layer: Path | None = None,
-        network: Literal["none", "host"] = "none",
+        network: Literal["none", "sink", "host"] | None = None,
     ) -> SandboxSpec:
-        """A sandbox over this environment, with a task's `layer` (from `derive`) over its repository."""
+        """A sandbox over this environment, with a task's `layer` (from `derive`) over its repository.
+
+        Services are there, but do not run yet (`open_sandbox` starts them). `network`: by default `sink` where there
+        are services, as tests that want a server want addresses that do not answer, too; else `none`.
+        """
         version = self.manifest.interpreter.version
+        services = self.manifest.spec.services
+        binds = [Bind(source=self.interpreter, target=inside_prefix(version))] if self.interpreter else []
+        binds += [Bind(source=self.root / "services", target="/opt/services")] if services else []
         return SandboxSpec(
             overlays=[
                 Overlay(target="/venv", lower=[self.venv]),
                 Overlay(target="/testbed", lower=[*([layer] if layer else []), self.testbed]),
             ],
-            binds=[Bind(source=self.interpreter, target=inside_prefix(version))] if self.interpreter else [],
-            env={"VIRTUAL_ENV": "/venv", **self.manifest.spec.variables},
-            network=network,
+            binds=binds,
+            env={"VIRTUAL_ENV": "/venv", **{key: value for each in services for key, value in each.variables.items()}}
+            | self.manifest.spec.variables,
+            network=network or ("sink" if services else "none"),
+            hosts=[name for each in services for name in each.hosts],
             isolation=self.isolation,
             limits=limits or Limits(),
         )
