@@ -8,12 +8,13 @@ import os
 import sys
 
 from minisandbox_ray import __version__
-from minisandbox_ray.cli import build, cache, doctor, pool, rollout, shell, status, validate
+from minisandbox_ray.cli import build, cache, doctor, factory, pool, rollout, shell, status, validate
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 
 VERBS = {
     "shell": shell,
     "build": build,
+    "factory": factory,
     "validate": validate,
     "rollout": rollout,
     "status": status,

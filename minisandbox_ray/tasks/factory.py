@@ -21,7 +21,7 @@ from minisandbox_ray.environments import (
     build_environment,
     cache_root,
 )
-from minisandbox_ray.errors import TaskError
+from minisandbox_ray.errors import BuildError, TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
 from minisandbox_ray.tasks.grading import GradingConfig, validate
 from minisandbox_ray.tasks.mutate import Mutation, mutations
@@ -38,6 +38,8 @@ _LIMITS = Limits(memory_mib=1024)
 
 Progress = Callable[[str, int, int], None]
 """Called with (what was just done, tasks found so far, tasks wanted), from several threads."""
+OnFailure = Callable[["PackageSpec", BuildError | TaskError], None]
+"""Called with a package that gives no tasks, and why, from several threads."""
 
 
 class PackageSpec(BaseModel):
@@ -97,11 +99,18 @@ class FactoryConfig(BaseModel):
     """Packages worked on at a time; does not change the result."""
 
 
-def make_tasks(config: FactoryConfig, archives: Path, store: NodeStore, progress: Progress | None = None) -> list[Task]:
+def make_tasks(
+    config: FactoryConfig,
+    archives: Path,
+    store: NodeStore,
+    progress: Progress | None = None,
+    on_failure: OnFailure | None = None,
+) -> list[Task]:
     """The tasks of all packages, each validated: gold fix resolved, untouched not.
 
     What was made before is read from the cache (`cache_root()/tasks`), package by package. Raises BuildError for an
-    environment, TaskError for a package whose suite is not stable or that yields no task.
+    environment, TaskError for a package whose suite is not stable or that yields no task; with `on_failure` that is
+    called instead, and the other packages' tasks are returned.
     """
     wanted = config.per_package * len(config.packages)
     found: list[str] = []
@@ -129,8 +138,17 @@ def make_tasks(config: FactoryConfig, archives: Path, store: NodeStore, progress
         save_tasks(tasks, cached)
         return tasks
 
+    def try_to_make(package: PackageSpec) -> list[Task]:
+        try:
+            return make(package)
+        except (BuildError, TaskError) as error:
+            if on_failure is None:
+                raise
+            on_failure(package, error)
+            return []
+
     with ThreadPoolExecutor(config.workers) as pool:
-        return [task for tasks in pool.map(make, config.packages) for task in tasks]
+        return [task for tasks in pool.map(try_to_make, config.packages) for task in tasks]
 
 
 def _cache_key(package: PackageSpec, config: FactoryConfig, digest: str) -> str:

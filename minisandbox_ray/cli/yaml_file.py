@@ -1,0 +1,23 @@
+"""A YAML file that a person wrote, as one of our models."""
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from minisandbox_ray.errors import ConfigError
+
+
+def read_model[Model: BaseModel](path: Path, model: type[Model]) -> Model:
+    """The file's content. Raises ConfigError, one line, if it cannot be read or is not what the model says."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return model.model_validate(content)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigError(f"{path} is not of the form of {model.__name__}: {field}: {first['msg']}") from error
