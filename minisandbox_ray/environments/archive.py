@@ -8,6 +8,7 @@ time per 20k files), its stream passes through zstandard and sha256.
 import errno
 import hashlib
 import os
+import re
 import stat
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ import zstandard
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from minisandbox_ray.environments.cache import sync_directory, write_atomically
+from minisandbox_ray.environments.git_index import settle_index
 from minisandbox_ray.environments.room import disk_errors, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, environment_digest
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
@@ -28,6 +30,8 @@ LEVEL = 10
 FIXED_TIME = 1577836800
 """2020-01-01T00:00:00Z: modification time of every file of an environment (seconds)."""
 _CHUNK = 1 << 20
+_LARGEST_COMPLAINTS = 64 << 20
+"""Bytes. An ordinary user's tar that compares says of every file that its owner is another."""
 
 
 class Manifest(BaseModel):
@@ -131,32 +135,50 @@ def pack(tree: Path, archives: Path, digest: str) -> tuple[str, int]:
     """
     writable_directory(archives)
     final = archive_path(archives, digest)
-    command = ["tar", "--create", "--format=gnu", "--sort=name", "--numeric-owner", "--owner=0", "--group=0"]
-    command += ["--hard-dereference", f"--directory={tree}", "--", *sorted(each.name for each in tree.iterdir())]
-    total = hashlib.sha256()
     temporary = final.with_name(f"{final.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     with disk_errors(final):
         try:
-            with (
-                temporary.open("wb") as out,
-                tempfile.TemporaryFile() as complaints,
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, env=_TAR_ENV) as tar,
-            ):
-                assert tar.stdout is not None
-                compressor = zstandard.ZstdCompressor(level=LEVEL, threads=max(1, os.cpu_count() or 1)).compressobj()
-                for piece in _pieces(tar.stdout):
-                    _write(out, compressor.compress(piece), total)
-                _write(out, compressor.flush(), total)
-                if tar.wait() != 0:
-                    raise ArchiveError(f"tar could not pack {tree} as {digest[:12]}: {_first_line(complaints)}")
-                out.flush()
-                os.fsync(out.fileno())
-                size = out.tell()
+            packed = pack_tree(tree, temporary)
             temporary.replace(final)
         finally:
             temporary.unlink(missing_ok=True)
     sync_directory(archives)
-    return total.hexdigest(), size
+    return packed
+
+
+def pack_tree(tree: Path, target: Path) -> tuple[str, int]:
+    """Write a directory's content to the file `target`; returns (sha256, size in bytes). Raises ArchiveError."""
+    command = ["tar", "--create", "--format=gnu", "--sort=name", "--numeric-owner", "--owner=0", "--group=0"]
+    command += ["--hard-dereference", f"--directory={tree}", "--", *sorted(each.name for each in tree.iterdir())]
+    total = hashlib.sha256()
+    with (
+        target.open("wb") as out,
+        tempfile.TemporaryFile() as complaints,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, env=_TAR_ENV) as tar,
+    ):
+        assert tar.stdout is not None
+        compressor = zstandard.ZstdCompressor(level=LEVEL, threads=max(1, os.cpu_count() or 1)).compressobj()
+        for piece in _pieces(tar.stdout):
+            _write(out, compressor.compress(piece), total)
+        _write(out, compressor.flush(), total)
+        if tar.wait() != 0:
+            raise ArchiveError(f"tar could not pack {tree} as {target.name}: {_first_line(complaints)}")
+        out.flush()
+        os.fsync(out.fileno())
+        return total.hexdigest(), out.tell()
+
+
+def unpack_file(file: Path, target: Path) -> None:
+    """Extract what `pack_tree` wrote, whose hash was checked, into an empty directory. Raises ArchiveError, OSError."""
+    with _Reader([*_EXTRACT, f"--directory={target}"]) as tar, file.open("rb") as packed:
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            for piece in _pieces(packed):
+                tar.write(decompressor.decompress(piece))
+        except zstandard.ZstdError as error:
+            raise DamagedArchiveError(f"{file.name} is damaged ({error})") from error
+    if tar.status != 0:
+        raise ArchiveError(f"{file.name} can't be unpacked to {target} ({tar.complaint}): correct that and try again")
 
 
 def write_manifest(archives: Path, manifest: Manifest) -> None:
@@ -171,35 +193,67 @@ def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
     `target` holds rubbish and must be deleted.
     """
     path = archive_path(archives, manifest.digest)
-    broken = f"archive {manifest.digest[:12]} at {path} is damaged"
-    advice = f"delete it and {manifest.digest[:12]}.json, and build it again"
+    with _Reader([*_EXTRACT, f"--directory={target}"]) as tar:
+        for piece in _plain_pieces(path, manifest):
+            tar.write(piece)
+    if tar.status != 0:
+        what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
+        raise ArchiveError(f"{what} ({tar.complaint}): correct that and try again")
+    files, size = survey(target)
+    if files != manifest.files or size != manifest.unpacked_bytes:
+        raise _damaged(path, manifest, f"{files} files of {manifest.files}")
+
+
+def check(archives: Path, manifest: Manifest) -> None:
+    """Read an archive to its end. Raises MissingArchiveError, DamagedArchiveError."""
+    for _ in _plain_pieces(archive_path(archives, manifest.digest), manifest):
+        pass
+
+
+def compare(archives: Path, manifest: Manifest, tree: Path) -> str:
+    """What differs first between an archive and what was unpacked from it; "" if nothing does.
+
+    Raises MissingArchiveError, DamagedArchiveError.
+    """
+    with _Reader(["tar", "--compare", f"--directory={tree}"]) as tar:
+        for piece in _plain_pieces(archive_path(archives, manifest.digest), manifest):
+            tar.write(piece)
+    return next((line.removeprefix("tar: ") for line in tar.said if not _OWNER.search(line)), "")
+
+
+_OWNER = re.compile(r": [UG]id differs$|Exiting with failure status")
+"""What a tar that is not root's unpacks belongs to whoever did it."""
+
+
+def _plain_pieces(path: Path, manifest: Manifest) -> Iterator[bytes]:
+    """What an archive holds, as a stream of tar. Raises at its end, if not before, unless it is as it was written."""
     # What the stream may hold besides file contents: headers and padding, long names. More is no archive of ours.
     allowed = manifest.unpacked_bytes + manifest.files * 4096 + _CHUNK
-    command = ["tar", "--extract", "--no-same-owner", "--no-same-permissions", f"--directory={target}"]
     total, seen = hashlib.sha256(), 0
-    with _open(path, manifest) as file, _Extractor(command) as tar:
+    with _open(path, manifest) as file:
         size = os.fstat(file.fileno()).st_size
         if size != manifest.archive_bytes:
-            raise DamagedArchiveError(f"{broken} ({size} bytes of {manifest.archive_bytes}): {advice}")
+            raise _damaged(path, manifest, f"{size} bytes of {manifest.archive_bytes}")
         decompressor = zstandard.ZstdDecompressor().decompressobj()
         for piece in _readable_pieces(file, path):
             total.update(piece)
             try:
                 plain = decompressor.decompress(piece)
             except zstandard.ZstdError as error:
-                raise DamagedArchiveError(f"{broken} ({error}): {advice}")
+                raise _damaged(path, manifest, str(error))
             seen += len(plain)
             if seen > allowed:
-                raise DamagedArchiveError(f"{broken} (holds more than its manifest says): {advice}")
-            tar.write(plain)
+                raise _damaged(path, manifest, "holds more than its manifest says")
+            yield plain
     if total.hexdigest() != manifest.archive_sha256:
-        raise DamagedArchiveError(f"{broken} (its sha256 is not the manifest's): {advice}")
-    if tar.status != 0:
-        what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
-        raise ArchiveError(f"{what} ({tar.complaint}): correct that and try again")
-    files, size = survey(target)
-    if files != manifest.files or size != manifest.unpacked_bytes:
-        raise DamagedArchiveError(f"{broken} ({files} files of {manifest.files}): {advice}")
+        raise _damaged(path, manifest, "its sha256 is not the manifest's")
+
+
+def _damaged(path: Path, manifest: Manifest, how: str) -> DamagedArchiveError:
+    name = manifest.digest[:12]
+    return DamagedArchiveError(
+        f"archive {name} at {path} is damaged ({how}): delete it and {name}.json, and build it again"
+    )
 
 
 def _open(path: Path, manifest: Manifest) -> IO[bytes]:
@@ -218,16 +272,28 @@ def _readable_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
         raise MissingArchiveError(f"archive {path} can't be read ({error.strerror}): correct that, or build it again")
 
 
-class _Extractor:
+class _Reader:
     """A tar that reads what is written here; killed if the block fails, waited for in any case."""
 
     def __init__(self, command: list[str]) -> None:
         self.status = 0
         self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)  # /tmp may be on the disk that is full
         self._tar = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=self._complaints, env=_TAR_ENV, umask=0o022, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._complaints,
+            stderr=self._complaints,
+            env=_TAR_ENV,
+            umask=0o022,
+            bufsize=0,
         )
-        self.complaint = ""
+        self.said: list[str] = []
+        """What it complained of, a line each."""
+
+    @property
+    def complaint(self) -> str:
+        """The first of it."""
+        return next(iter(self.said), "no message")
 
     def __enter__(self) -> Self:
         return self
@@ -252,8 +318,8 @@ class _Extractor:
             self.status = self._tar.wait()
             if kind is None:
                 self._check_room()
-            said = os.pread(self._complaints, 4096, 0).decode(errors="replace").strip()
-            self.complaint = (said.splitlines() or ["no message"])[0]
+            size = min(os.fstat(self._complaints).st_size, _LARGEST_COMPLAINTS)
+            self.said = os.pread(self._complaints, size, 0).decode(errors="replace").strip().splitlines()
         finally:
             os.close(self._complaints)
 
@@ -289,7 +355,7 @@ def normalise(tree: Path) -> None:
     """Give a built tree the modes and times that it will have when unpacked; sockets and pipes are removed.
 
     Everything gets `FIXED_TIME`, but ``.git/index`` a later one: git re-reads every file that is not older than
-    the index.
+    the index. What else the index notes of files goes, see `settle_index`.
     """
     for folder, folders, names in tree.walk(top_down=False):
         for name in folders + names:
@@ -302,10 +368,14 @@ def normalise(tree: Path) -> None:
             elif not stat.S_ISLNK(mode):
                 path.unlink()
                 continue
-            later = 86400 if name == "index" and folder.name == ".git" else 0
+            is_index = name == "index" and folder.name == ".git" and stat.S_ISREG(mode)
+            if is_index:
+                settle_index(path)
+            later = 86400 if is_index else 0
             os.utime(path, (FIXED_TIME + later,) * 2, follow_symlinks=False)
 
 
+_EXTRACT = ["tar", "--extract", "--no-same-owner", "--no-same-permissions"]
 _TAR_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
 
 

@@ -15,7 +15,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -223,7 +223,7 @@ class NodeStore:
                 f"environment {manifest.digest[:12]} takes {Room(manifest.unpacked_bytes).mib}, more than the "
                 f"{Room(self.budget_bytes).mib} that the node store {self.root} may hold: raise store_gib"
             )
-        self._interpreter_of(manifest)
+        self.interpreter_of(manifest)
 
     def make_disk_room(self, what: str, place: Path, needed: int) -> None:
         """Before `needed` bytes are written elsewhere, at the directory `place`: evict for them if that helps.
@@ -276,6 +276,42 @@ class NodeStore:
             chosen = choose_interpreter(version)
         return chosen, None if chosen.is_system else self._copied(chosen)
 
+    def interpreter_of(self, manifest: Manifest) -> Path | None:
+        """The copy in the store of the interpreter that an archive needs; none if sandboxes see it under /usr.
+
+        Raises ArchiveError where this node lacks it.
+        """
+        needed = manifest.interpreter
+        copy = self._copy_path(needed)
+        if copy.is_dir():
+            return copy
+        try:
+            return self.interpreter(needed.version, needed.build_id)[1]
+        except BuildError as error:
+            raise ArchiveError(
+                f"archive {manifest.digest[:12]} needs the python it was built with, but {error}: install that build, "
+                f"or build the environment on this node"
+            )
+
+    def adopt_interpreter(self, interpreter: InterpreterId, fill: Callable[[Path], None]) -> bool:
+        """Take a copy that another node made of an interpreter; False if there is one.
+
+        `fill` writes it to the directory it is called with. Raises what that raises, StoreFullError.
+        """
+        target = self._copy_path(interpreter)
+
+        def make(scratch: Path) -> None:
+            (scratch / "copy").mkdir()
+            fill(scratch / "copy")
+            survey(scratch / "copy")
+            (scratch / "copy").rename(target)
+
+        with self.exclusive(target.name):
+            if target.is_dir():
+                return False
+            self._in_room(f"a copy of python {interpreter.version}", 0, _INTERPRETER, make, strict=False)
+        return True
+
     def blank_venv(self, interpreter: Interpreter) -> Path:
         """Where builds keep a tar of a fresh venv of this interpreter."""
         path = self._copy_path(interpreter.id)
@@ -319,9 +355,47 @@ class NodeStore:
     def evict(self, digest: str) -> bool:
         """Remove an environment with its layers; False if it is in use."""
         with locked(self._lock(digest), wait=False) as free:
-            if free and self.contains(digest):
-                self._scratch.discard(self._environments / digest)
+            if free:
+                self._discard(digest)
             return free
+
+    @contextmanager
+    def keep(self, digest: str) -> Iterator[Path | None]:
+        """Where an environment is unpacked, kept from eviction; None if it is not here. That is no use of it."""
+        directory = self._directory(digest)
+        if not directory.is_dir():
+            yield None
+            return
+        with locked(self._lock(digest), shared=True):
+            yield directory if directory.is_dir() else None
+
+    @contextmanager
+    def retiring(self, digest: str, *, dry_run: bool = False) -> Iterator[bool]:
+        """Nobody uses, fetches, unpacks or builds an environment meanwhile, and afterwards it is not here any more.
+
+        Yields False, and leaves it, if somebody does so now; also leaves it if the block raises, or for a `dry_run`.
+        """
+        self._directory(digest)
+        locks = [*(self._lock(digest, kind) for kind in (*_MAKING, "use")), self._locks / f"build-{digest}.lock"]
+        with suppress(FileExistsError):
+            self._lock(digest).touch(0o600, exist_ok=False)
+            os.utime(self._lock(digest), (0, 0))  # this is no use of it
+        with ExitStack() as held:
+            free = all(held.enter_context(locked(lock, wait=False)) for lock in locks)
+            yield free
+            if free and not dry_run:
+                self._discard(digest)
+
+    def last_use(self, digest: str) -> float:
+        """When an environment was last asked for here; seconds since the epoch, 0 if never."""
+        try:
+            return self._lock(digest).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def _discard(self, digest: str) -> None:
+        if self.contains(digest):
+            self._scratch.discard(self._environments / digest)
 
     def _directory(self, digest: str) -> Path:
         """Where the environment is or would be. Raises ArchiveError for what is no digest: paths are made of it."""
@@ -339,7 +413,7 @@ class NodeStore:
                     self._unpack(read_manifest(archives, digest), archives)
         root = self._environments / digest
         manifest = Manifest.model_validate_json((root / "manifest.json").read_bytes())
-        return Environment(manifest, root, self._interpreter_of(manifest), self.isolation)
+        return Environment(manifest, root, self.interpreter_of(manifest), self.isolation)
 
     def _unpack(self, manifest: Manifest, archives: Path) -> None:
         self.check_fits(manifest)
@@ -356,19 +430,6 @@ class NodeStore:
     def _finish(self, manifest: Manifest, tree: Path) -> None:
         (tree / "manifest.json").write_text(manifest.model_dump_json(indent=1))
         tree.rename(self._environments / manifest.digest)
-
-    def _interpreter_of(self, manifest: Manifest) -> Path | None:
-        needed = manifest.interpreter
-        copy = self._copy_path(needed)
-        if copy.is_dir():
-            return copy
-        try:
-            return self.interpreter(needed.version, needed.build_id)[1]
-        except BuildError as error:
-            raise ArchiveError(
-                f"archive {manifest.digest[:12]} needs the python it was built with, but {error}: install that build, "
-                f"or build the environment on this node"
-            )
 
     def _copy_path(self, interpreter: InterpreterId) -> Path:
         return self._interpreters / f"{interpreter.version}-{interpreter.build_id[:16]}"
