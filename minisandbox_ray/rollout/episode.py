@@ -11,6 +11,7 @@ from typing import Any
 
 from minisandbox_ray.cluster import HostContext
 from minisandbox_ray.environments import Environment
+from minisandbox_ray.environments.services import open_sandbox
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, SandboxError
 from minisandbox_ray.rollout import observations
 from minisandbox_ray.rollout.actions import Command, Malformed, Submit, parse_action
@@ -100,7 +101,7 @@ class Episode:
         times.append(time.perf_counter())
         self._layer = store.derive(self._environment, task.patch)
         times.append(time.perf_counter())
-        sandbox = Sandbox(self._environment.sandbox_spec(limits=self._config.limits, layer=self._layer))
+        sandbox = open_sandbox(self._environment, limits=self._config.limits, layer=self._layer)
         with self._state:
             if not self._closed:
                 self._sandbox = sandbox

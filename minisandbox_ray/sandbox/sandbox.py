@@ -369,6 +369,18 @@ class Sandbox:
                 self._closed = False
 
     @property
+    def written_places(self) -> list[tuple[str, int, str]]:
+        """Where what was written to each overlay lies: (the overlay's target, a directory's descriptor, path below it).
+
+        Besides what was not written where the overlay is a copy. Trust no link there; the descriptors close with the
+        sandbox.
+        """
+        if self._has_copies:
+            return [(overlay.target, self._root, overlay.target) for overlay in self.spec.overlays]
+        layers = self._descriptors["layers"]
+        return [(overlay.target, layers, f"{number}-upper") for number, overlay in enumerate(self.spec.overlays)]
+
+    @property
     def _written(self) -> tuple[int, int]:
         return self._descriptors["root"], self._descriptors["layers"]
 

@@ -33,16 +33,26 @@ def choose(task: Task, diff: str, passing: list[list[str]], read: Callable[[str]
 
 
 def verdict(chosen: list[str], run: TestRun) -> list[str]:
-    """What is wrong with a control run, a line each; empty if it is as it should be."""
+    """Which of the tests of a control run did not fail, a line; empty if it is as it should be."""
     if run.tampered:
         return run.tampered
-    if not run.cases:
-        return ["the control run did not come to its end"]
     passed = [test for test in chosen if run.status(test) in {"passed", "missing"}]
-    if not passed:
+    if not passed or not run.cases:
         return []
     more = f" (and {len(passed) - 1} more)" if len(passed) > 1 else ""
     return [f"{passed[0]}{more} did not fail where it had to"]
+
+
+def complaint(run: TestRun, timeout: float) -> str:
+    """Why a control run told nothing; empty if it told something. No sign of forging, but nothing against it either:
+    what its diff makes of the tests' time and ends is the agent's."""
+    if run.cases or run.tampered:
+        return ""
+    if run.timed_out:
+        return f"the tests took more than {timeout:g} s in the control run"
+    if run.limit:
+        return f"the tests hit the sandbox's {run.limit} limit in the control run"
+    return f"the control run ended with status {run.exit_code} before it told of all tests"
 
 
 def functions_in(text: str) -> Iterator[str]:

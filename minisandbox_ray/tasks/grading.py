@@ -26,6 +26,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from minisandbox_ray.environments import Environment
+from minisandbox_ray.environments.services import open_sandbox
 from minisandbox_ray.errors import Owner, SandboxError, TaskError
 from minisandbox_ray.sandbox import Limits, Sandbox
 from minisandbox_ray.tasks import control, rewards
@@ -151,8 +152,9 @@ def grade(task: Task, diff: str, env: Environment, layer: Path | None, config: G
         if chosen:
             second = _run(task, suite, cut, env, layer, config, chosen)
             tampered = second.tampered or control.verdict(chosen, second.tests)
+            run.complaint = second.complaint or control.complaint(second.tests, config.timeout)
             durations["control"] = second.tests.seconds
-    if tampered:
+    if tampered or run.complaint:
         resolved, reward = False, 0.0
     reason = f"tampered: {tampered[0]}" if tampered else run.complaint or _reason(task, run.tests, config)
     return Grade(
@@ -205,7 +207,7 @@ def _run(
 ) -> _Run:
     """The tests, or those `chosen` for a control run, in a fresh sandbox with the diff."""
     run = _Run()
-    with Sandbox(env.sandbox_spec(limits=config.limits, layer=layer)) as sandbox:
+    with open_sandbox(env, limits=config.limits, layer=layer) as sandbox:
         try:
             protection = Protection(task, installed_modules(env.venv))
             run.texts = suite.place(sandbox)

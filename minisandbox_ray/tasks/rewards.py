@@ -9,7 +9,8 @@ from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import PASSING, Status
 
 RewardFunction = Callable[[Task, Mapping[str, Status]], float]
-"""Called with the task and the status of every listed test of an honest run; a finite number."""
+"""Called with the task and the status of every listed test of an honest run; a finite number. Tasks that are graded by
+expected statuses (R2E-Gym) earn 1 or 0, whatever the function."""
 
 
 def resolved(task: Task, tests: Mapping[str, Status]) -> float:

@@ -94,6 +94,7 @@ class Suite:
             self.targets,
             timeout=timeout,
             log_chars=LARGEST_LOG if strangers else log_chars,
+            options=["-rA"] if strangers else [],  # shows what passing tests print
             listed=task.tests if task.graded_by == "tests" and only is None else only or (),
             touched=touched,
             control=only is not None,

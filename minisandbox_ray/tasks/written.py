@@ -22,11 +22,8 @@ def written(sandbox: Sandbox) -> Written:
     cannot be read, or is one of too many, counts as one with a conftest.py in it.
     """
     found: Written = {}
-    for number, overlay in enumerate(sandbox.spec.overlays):
-        if sandbox._has_copies:
-            _walk(sandbox._root, overlay.target, overlay.target, found)
-        else:
-            _walk(sandbox._descriptors["layers"], f"{number}-upper", overlay.target, found)
+    for target, directory, path in sandbox.written_places:
+        _walk(directory, path, target, found)
     return found
 
 
