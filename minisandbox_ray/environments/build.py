@@ -32,6 +32,7 @@ from minisandbox_ray.environments.room import Room, free_room, is_full, writable
 from minisandbox_ray.environments.spec import (
     BaseSystem,
     EnvSpec,
+    InterpreterId,
     Service,
     Source,
     environment_digest,
@@ -106,6 +107,7 @@ class _Build:
     box: Sandbox
     pip: PipSettings
     log: Log
+    output: Log
     commands: list[str]
 
     def step(self, title: str, command: str, record: bool = True) -> None:
@@ -117,29 +119,37 @@ class _Build:
         if record:
             self.commands.append(command)
         done = self.box.execute(["/bin/bash", "-c", f"exec 2>&1\n{command}"], timeout=STEP_TIMEOUT, cwd="/testbed")
+        printed = self.pip.redact(done.stdout.decode(errors="replace")).strip()
+        self.output(printed)
         if done.exit_code == 0 and not done.timed_out and done.limit in (None, "output"):
             return
         why = f"hit its {done.limit} limit" if done.limit else f"ended with status {done.exit_code}"
         if done.timed_out:
             why = f"took longer than {STEP_TIMEOUT:.0f} s"
-        lines = self.pip.redact(done.stdout.decode(errors="replace")).strip().splitlines()
-        lines = [line for line in lines if "is ignored: it is neither a file nor a directory" not in line]
+        lines = [
+            line for line in printed.splitlines() if "is ignored: it is neither a file nor a directory" not in line
+        ]
         tail = "".join(f"\n    {line[:500]}" for line in lines[-TAIL_LINES:])
         what = f"{self.digest[:12]} ({self.spec.describe()}, python {self.spec.python})"
         raise BuildError(f"building {what}: `{title}` {why}; its last output:{tail}")
 
 
-def build_environment(
-    spec: EnvSpec, archives: Path, store: NodeStore, log: Log | None = None, repo_mirror: Path | None = None
-) -> Manifest:
-    """Build an environment into `archives`, and leave it unpacked in `store`; does nothing if the archive exists.
+def find_digest(spec: EnvSpec, store: NodeStore, repo_mirror: Path | None = None, log: Log | None = None) -> str:
+    """What `build_environment` will call the environment; nothing is built. Raises as it does for what lacks."""
+    return _place(spec, store, repo_mirror, log).digest
 
-    `log` is called with one line per step; `repo_mirror` is a directory of repositories for sources of kind git (see
-    `find_commit`). Concurrent calls for one spec on a node build once. Raises BuildError (with the tail of the failed
-    command's output; also for a commit that can't be had, and if the repository's history holds more than its one
-    commit), ConfigError for a source directory that isn't there and archives that can't be written, StoreFullError
-    where the disk is or gets full.
-    """
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A spec, its interpreter and source found on this machine."""
+
+    digest: str
+    source_tree: str
+    commit: Commit | None
+    interpreter: InterpreterId
+
+
+def _place(spec: EnvSpec, store: NodeStore, repo_mirror: Path | None, log: Log | None) -> _Place:
     interpreter, _ = store.interpreter(spec.python)
     source_tree = ""
     commit: Commit | None = None
@@ -151,6 +161,27 @@ def build_environment(
             raise ConfigError(f"source directory {spec.source.path} does not exist")
         source_tree = tree_hash(spec.source.path)
     digest = environment_digest(spec, interpreter.id, source_tree=source_tree)
+    return _Place(digest, source_tree, commit, interpreter.id)
+
+
+def build_environment(
+    spec: EnvSpec,
+    archives: Path,
+    store: NodeStore,
+    log: Log | None = None,
+    repo_mirror: Path | None = None,
+    output: Log | None = None,
+) -> Manifest:
+    """Build an environment into `archives`, and leave it unpacked in `store`; does nothing if the archive exists.
+
+    `log` is called with one line per step, `output` with all that a step has printed; `repo_mirror` is a directory of
+    repositories for sources of kind git (see `find_commit`). Concurrent calls for one spec on a node build once. Raises
+    BuildError (with the tail of the failed command's output; also for a commit that can't be had, and if the
+    repository's history holds more than its one commit), ConfigError for a source directory that isn't there and
+    archives that can't be written, StoreFullError where the disk is or gets full.
+    """
+    place = _place(spec, store, repo_mirror, log)
+    digest = place.digest
     with store.exclusive(f"build-{digest}"), store.scratch() as scratch:
         if manifest_path(archives, digest).exists() and archive_path(archives, digest).exists():
             return read_manifest(archives, digest)
@@ -158,7 +189,7 @@ def build_environment(
         store.make_disk_room(f"building {digest[:12]}", store.root, ROOM)
         tree = scratch / "tree"
         try:
-            commands = _fill(spec, digest, store, scratch, log or _silent, commit)
+            commands = _fill(spec, place, store, scratch, log or _silent, output or _silent)
             (log or _silent)("check the history")
             check_history(tree / "testbed", f"building {digest[:12]} ({spec.describe()})", store.isolation)
         except BuildError as error:
@@ -175,8 +206,8 @@ def build_environment(
         manifest = Manifest(
             digest=digest,
             spec=spec,
-            source_tree=source_tree,
-            interpreter=interpreter.id,
+            source_tree=place.source_tree,
+            interpreter=place.interpreter,
             base=BaseSystem.here(),
             archive_sha256=sha256,
             archive_bytes=archive_bytes,
@@ -190,7 +221,7 @@ def build_environment(
         return manifest
 
 
-def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log, commit: Commit | None) -> list[str]:
+def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Log, output: Log) -> list[str]:
     """Build scratch/tree/{venv,testbed}; returns the commands that did."""
     interpreter, copy = store.interpreter(spec.python)
     pip = host_pip_settings()
@@ -207,16 +238,16 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log,
     }
     if spec.services:
         places["/opt/services"] = scratch / "tree/services"
-    for place in (*places.values(), scratch / "build/tmp", scratch / "build/sdist"):
-        place.mkdir(parents=True, exist_ok=True)
+    for folder in (*places.values(), scratch / "build/tmp", scratch / "build/sdist"):
+        folder.mkdir(parents=True, exist_ok=True)
     blank = store.blank_venv(interpreter)
     if blank.exists():
         shutil.copyfile(blank, scratch / "build/venv.tar")
     cached = _cached_sdist(spec.source)
     if cached is not None:
         shutil.copyfile(cached, scratch / "build/sdist" / cached.name)
-    if commit is not None:
-        _export(commit, scratch / "build/source.tar", log)
+    if place.commit is not None:
+        _export(place.commit, scratch / "build/source.tar", log)
     binds = [Bind(source=path, target=target, writable=True) for target, path in places.items()]
     binds += [Bind(source=copy, target=inside_prefix(interpreter.version))] if copy else []
     if spec.source is not None and spec.source.kind == "path" and spec.source.path is not None:
@@ -244,7 +275,7 @@ def _fill(spec: EnvSpec, digest: str, store: NodeStore, scratch: Path, log: Log,
         limits=LIMITS,
     )
     with index or nullcontext(), Sandbox(box_spec) as box:
-        build = _Build(spec, digest, box, pip, log, [])
+        build = _Build(spec, place.digest, box, pip, log, output, [])
         _make_venv(build, f"{interpreter.inside} -m venv /venv", scratch / "build", blank)
         if interpreter.key < (3, 7):
             # 3.6 brings pip 18: it knows neither today's wheels nor editable installs from pyproject.toml, and picks
