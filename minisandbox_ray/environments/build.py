@@ -22,6 +22,7 @@ from minisandbox_ray.environments.archive import (
     write_manifest,
 )
 from minisandbox_ray.environments.cache import cache_root, remove_tree, write_atomically
+from minisandbox_ray.environments.compiled import compile_command
 from minisandbox_ray.environments.dated_index import DatedIndex
 from minisandbox_ray.environments.history import check_history
 from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
@@ -78,11 +79,10 @@ find . -exec touch -h -d @{FIXED_TIME} {{}} +
 find /venv -exec touch -h -d @{FIXED_TIME} {{}} +
 {ONE_COMMIT}
 find /venv -name __pycache__ -prune -exec rm -rf {{}} +
-env -u SOURCE_DATE_EPOCH PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0 /venv/lib > /dev/null 2>&1 || true
+{compile_command("/venv/lib")}
 """
 """What the install left in the tree joins the one commit, so that git status starts clean; a copy of the sources in
-build/ would show a task's answer and goes. Compiled files carry their source's time, which is set before; with
-SOURCE_DATE_EPOCH Python would make the kind that hashes the source at each import."""
+build/ would show a task's answer and goes. Compiled files carry their source's time, which is set before."""
 
 _EASY_INSTALL = "printf '[easy_install]\\nindex_url = %s\\n' $PIP_INDEX_URL > ~/.pydistutils.cfg"
 """Old setuptools fetch setup_requires by themselves, and know nothing of pip's settings."""
@@ -92,9 +92,7 @@ _OLD_TOOLS = "pip==21.3.1 setuptools==59.6.0 wheel==0.37.1"
 _FINISH_SERVICES = f"""
 find /opt/services -exec touch -h -d @{FIXED_TIME} {{}} +
 find /opt/services -name __pycache__ -prune -exec rm -rf {{}} +
-for venv in /opt/services/*/lib; do
-env -u SOURCE_DATE_EPOCH PYTHONHASHSEED=0 /venv/bin/python -m compileall -q -j 0 $venv > /dev/null 2>&1 || true
-done
+{compile_command("/opt/services/*/lib")}
 """
 
 
@@ -261,6 +259,7 @@ def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Lo
         "PIP_PROGRESS_BAR": "off",
         "PIP_ROOT_USER_ACTION": "ignore",
         "SOURCE_DATE_EPOCH": str(FIXED_TIME),
+        "LDFLAGS": "-Wl,--strip-debug",  # debug information names pip's temporary directories
         **IDENTITY,
         **pip.variables,
         **spec.variables,
