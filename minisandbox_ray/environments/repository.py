@@ -32,6 +32,8 @@ GIT_SECONDS = 300.0
 """For one look into local objects."""
 LARGEST = 4 << 30
 """Bytes of a commit's files."""
+LARGEST_READ = 1 << 20
+"""Bytes of a file that is read by itself: requirement files and the like."""
 
 _CONFIG = "[core]\n\trepositoryformatversion = {}\n\tbare = true\n"
 _LFS = b"version https://git-lfs.github.com/spec/v1\n"
@@ -83,6 +85,35 @@ class Commit:
                 wanted.seek(0)
                 self._pack(archive, blobs, wanted, pointers)
         return Exported(submodules, pointers)
+
+    def read(self, path: str) -> bytes | None:
+        """The content of one file, as it is; None if the commit has no such file. Raises BuildError for one of more
+        than `LARGEST_READ` bytes."""
+        look = _look(self.objects)
+        found = _git(look, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{self.tree}:{path}")
+        oid = found.stdout.decode().strip()
+        size = _git(look, "cat-file", "-s", oid) if found.returncode == 0 else found
+        if size.returncode:
+            return None
+        if int(size.stdout) > LARGEST_READ:
+            raise BuildError(f"{self.name}: {path} has {int(size.stdout)} bytes")
+        content = _git(look, "cat-file", "blob", oid)
+        return None if content.returncode else content.stdout
+
+    @property
+    def date(self) -> str:
+        """When it was committed: ISO 8601, UTC."""
+        done = _git(
+            {**_look(self.objects), "TZ": "UTC"},
+            "show",
+            "--no-patch",
+            "--format=%cd",
+            "--date=iso-strict-local",
+            self.id,
+        )
+        if done.returncode:
+            raise BuildError(f"{self.name}: its date cannot be read ({_reason(done)})")
+        return done.stdout.decode().strip()
 
     def _pack(
         self, archive: tarfile.TarFile, blobs: list[tuple[str, str, str]], wanted: IO[bytes], pointers: list[str]
