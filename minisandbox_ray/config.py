@@ -82,6 +82,9 @@ class TrainConfig(BaseModel):
         Discriminator(_kind_of_tasks),
     ]
     """A file of tasks (JSON lines), or what to make tasks from on first use."""
+    allow_unvalidated: bool = False
+    """Whether tasks of a file may be trained on that `python -m minisandbox_ray validate` has not found valid, neither
+    on this machine nor where the file comes from. The quickstart validates its own."""
     archives: str | None = None
     """Where environments lie: a directory, or the URL of one (s3://, gs://, http://, file://); None: this machine's
     cache. What a node does not find there it gets from another one."""

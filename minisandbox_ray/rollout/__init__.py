@@ -5,7 +5,8 @@ from minisandbox_ray.rollout.config import EpisodeConfig
 from minisandbox_ray.rollout.env import SandboxEnv
 from minisandbox_ray.rollout.episode import Episode
 from minisandbox_ray.rollout.pool import EpisodePool
-from minisandbox_ray.rollout.validate import Validation, validate_tasks
+from minisandbox_ray.rollout.validate import validate_tasks
+from minisandbox_ray.tasks.validation import Validation
 
 __all__ = [
     "Command",

@@ -69,6 +69,8 @@ class Task(BaseModel):
     "swesmith:OWNER/NAME": that package's parser of the repository's test logs gives the ids (`tasks/parsers.py`)."""
     test_files: list[str] = []
     """Files that the grader restores besides those of the listed tests, relative to /testbed (helpers, data)."""
+    validated: str = ""
+    """The mark of a task that was found valid: the digest of what judges it (`tasks/validation.py`)."""
 
     @field_validator("FAIL_TO_PASS", "PASS_TO_PASS", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from minisandbox_ray.errors import ArchiveError, ConfigError, TaskError
 from minisandbox_ray.rollout import EpisodeConfig, EpisodePool, SandboxEnv, validate_tasks
 from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks import GradingConfig, Task
+from minisandbox_ray.tasks.validation import is_validated, load_validation
 
 from .calc import FIX
 from .play import SUBMIT, bash, kill, sandbox_init, sandbox_worker, until, used
@@ -198,15 +199,28 @@ def test_validation_tells_good_tasks_from_bad_ones(pool: EpisodePool, task: Task
     always = task.model_copy(update={"instance_id": "always", "FAIL_TO_PASS": task.PASS_TO_PASS})
     never = task.model_copy(update={"instance_id": "never", "FAIL_TO_PASS": ["tests/test_calc.py::test_missing"]})
     seen: list[str] = []
-    rows = validate_tasks([task, always, never], pool, on_row=lambda row: seen.append(row.instance_id))
+    rows = validate_tasks([task, always, never], pool, on_row=lambda row: seen.append(row.instance_id), repeats=2)
     assert [(row.gold, row.empty, row.valid) for row in rows] == [
-        (1.0, 0.0, True),
-        (1.0, 1.0, False),
-        (0.0, 0.0, False),
+        ([True, True], [False, False], True),
+        ([True, True], [True, True], False),
+        ([False, False], [False, False], False),
     ]
     assert "pass without a fix" in rows[1].reason
-    assert "gold" in rows[2].reason
+    assert "gold" in rows[2].reason and rows[2].missing == never.FAIL_TO_PASS
     assert sorted(seen) == sorted([task.instance_id, "always", "never"])
+    assert [is_validated(each) for each in (task, always, never)] == [True, False, False]
+    assert load_validation(never) == rows[2]
+
+
+def test_flaky_tests_are_found(pool: EpisodePool, task: Task) -> None:
+    """A test that passes by chance: some repeats tell."""
+    chance = "tests/test_chance.py::test_chance"
+    text = "import os\n\ndef test_chance():\n    assert os.urandom(1)[0] % 2\n"
+    extra = {"instance_id": "chance", "hidden_tests": {"tests/test_chance.py": text}}
+    flaky = task.model_copy(update={**extra, "PASS_TO_PASS": [*task.PASS_TO_PASS, chance]})
+    (row,) = validate_tasks([flaky], pool, repeats=8)
+    assert (row.valid, row.flaky) == (False, [chance])
+    assert "test_chance" in row.reason
 
 
 def test_environment_brings_its_own_pool(pool: EpisodePool, cache: Path, task: Task) -> None:

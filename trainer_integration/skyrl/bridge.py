@@ -18,6 +18,7 @@ from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import EpisodePool, SandboxEnv
 from minisandbox_ray.tasks import Task, load_tasks, require_environments, save_tasks
 from minisandbox_ray.tasks.quickstart import QuickstartConfig, make_quickstart
+from minisandbox_ray.tasks.validation import require_validated
 from minisandbox_ray.telemetry import (
     ConsoleTracker,
     JsonlTracker,
@@ -147,7 +148,12 @@ def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
                 "a policy from scratch acts by the quickstart's commands: set tasks to a quickstart section, or "
                 "policy=null and skyrl.trainer.policy.model.path"
             )
-        return load_tasks(config.tasks), []
+        tasks = load_tasks(config.tasks)
+        require_environments(tasks)
+        if not config.allow_unvalidated:
+            remedy = f"run `python -m minisandbox_ray validate {config.tasks}`, or set allow_unvalidated=true"
+            require_validated(tasks, remedy)
+        return tasks, []
     is_directory = config.archives is not None and "://" not in config.archives
     archives = Path(config.archives) if config.archives and is_directory else cache_root() / "archives"
     store = NodeStore(cache_root() / "store", isolation=config.cluster.isolation)
