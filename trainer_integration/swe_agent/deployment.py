@@ -3,7 +3,6 @@
 import logging
 import threading
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Self
 
 from swerex.deployment.abstract import AbstractDeployment
@@ -12,9 +11,9 @@ from swerex.exceptions import DeploymentNotStartedError, DeploymentStartupError
 from swerex.runtime.abstract import IsAliveResponse
 from swerex.utils.log import get_logger
 
-from minisandbox_ray.environments import Environment, build_environment
 from minisandbox_ray.errors import MiniSandboxError
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
+from trainer_integration.environments import held_environment, over
 
 from .config import MiniSandboxDeploymentConfig
 from .runtime import MiniSandboxRuntime
@@ -56,9 +55,11 @@ class MiniSandboxDeployment(AbstractDeployment):
             spec: SandboxSpec = self._config.sandbox
             if name := self._config.environment:
                 self._hooks.on_custom_step("Preparing environment")
-                environment, lease = await in_thread(lambda: _environment(name), discard=lambda pair: pair[1].close())
+                environment, lease = await in_thread(
+                    lambda: held_environment(name), discard=lambda pair: pair[1].close()
+                )
                 held.push(lease)
-                spec = _over(environment, spec)
+                spec = over(environment.sandbox_spec(), spec)
             self._hooks.on_custom_step("Starting sandbox")
             sandbox = await in_thread(lambda: Sandbox(spec), discard=Sandbox.close)
             held.push(sandbox)
@@ -89,26 +90,3 @@ class MiniSandboxDeployment(AbstractDeployment):
                 threading.Thread(target=self._held.close, daemon=True).start()
             except RuntimeError:  # the interpreter is going, and takes the sandbox with it
                 pass
-
-
-def _environment(name: str | Path) -> tuple[Environment, ExitStack]:
-    """The materialised environment, and what keeps it."""
-    from minisandbox_ray.cli.inputs import archives_and_store, read_spec
-
-    archives, store = archives_and_store()
-    digest = str(name)
-    if Path(name).suffix in {".yaml", ".yml"}:
-        digest = build_environment(read_spec(Path(name)), archives, store).digest
-    lease = ExitStack()
-    return lease.enter_context(store.use(digest, archives)), lease
-
-
-def _over(environment: Environment, spec: SandboxSpec) -> SandboxSpec:
-    base = environment.sandbox_spec()
-    return spec.model_copy(
-        update={
-            "overlays": [*base.overlays, *spec.overlays],
-            "binds": [*base.binds, *spec.binds],
-            "env": {**base.env, **spec.env},
-        }
-    )
