@@ -19,7 +19,7 @@ from minisandbox_ray.errors import BuildError, ConfigError
 from minisandbox_ray.tasks.recipes.conda import pip_names, read_environment
 from minisandbox_ray.tasks.recipes.recipe import Recipe, nearest_python, pip_install, test_command, tools
 from minisandbox_ray.tasks.recipes.requirements import read_requirements
-from minisandbox_ray.tasks.recipes.services import services_of
+from minisandbox_ray.tasks.recipes.services import services_of, trust_in_services
 from minisandbox_ray.tasks.recipes.shell import read_steps, settings
 from minisandbox_ray.tasks.task import Task
 
@@ -61,7 +61,7 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             python=python,
             source=Source(kind="git", repository=task.repo, commit=task.base_commit),
             packages=tools(python),
-            install=[*commands, *filter(None, steps.commands)],
+            install=[*commands, *filter(None, steps.commands), *trust_in_services(task.repo)],
             variables=variables,
             exclude_newer=max(IMAGES, task.created_at[:10]),
             services=services,
