@@ -6,7 +6,8 @@ in one order, have a process that starts as all others do.
 """
 
 _PROGRAM = """
-import compileall, os, sys
+import compileall, gc, os, sys
+gc.disable()  # when it runs depends on everything, and decides what is referred to
 files = sorted(
     os.path.join(folder, name)
     for place in sys.argv[1:] for folder, _, names in os.walk(place) for name in names if name.endswith(".py")

@@ -1,0 +1,219 @@
+"""Environments on their way to a machine without a network."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.environments import Manifest, NodeStore, read_manifest
+from minisandbox_ray.environments.archive import archive_path
+from minisandbox_ray.environments.exchange import Index, export_environments, import_environments
+from minisandbox_ray.errors import ConfigError, DamagedArchiveError, MissingArchiveError
+
+from .conftest import plant, wait_until
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> tuple[Path, NodeStore]:
+    return tmp_path / "archives", NodeStore(tmp_path / "store")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> tuple[Path, NodeStore, Path]:
+    return tmp_path / "there/archives", NodeStore(tmp_path / "there/store"), tmp_path / "there/tasks"
+
+
+@pytest.fixture
+def sent(here: tuple[Path, NodeStore], tmp_path: Path) -> tuple[Path, list[Manifest]]:
+    archives, store = here
+    manifests = [plant(archives, name, size=size) for name, size in (("a", 1000), ("b", 1001))]
+    plant_interpreter(store, manifests[0])
+    tasks = tmp_path / "some-tasks.jsonl"
+    tasks.write_text("{}\n")
+    file = tmp_path / "export.tar"
+    done = export_environments([each.digest for each in manifests], file, archives, store, [tasks])
+    assert done.bytes == file.stat().st_size and done.environments == manifests
+    return file, manifests
+
+
+def copy_of_interpreter(store: NodeStore, manifest: Manifest) -> Path:
+    return store.root / f"interpreters/{manifest.interpreter.version}-{manifest.interpreter.build_id[:16]}"
+
+
+def plant_interpreter(store: NodeStore, manifest: Manifest) -> None:
+    """A stand-in: the real one is large."""
+    copy_of_interpreter(store, manifest).mkdir()
+    (copy_of_interpreter(store, manifest) / "python").write_text("a stand-in\n")
+
+
+def left(place: Path) -> set[str]:
+    return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and "locks" not in path.parts}
+
+
+def test_what_was_sent_arrives_and_can_be_used(
+    sent: tuple[Path, list[Manifest]], there: tuple[Path, NodeStore, Path]
+) -> None:
+    file, manifests = sent
+    archives, store, tasks = there
+    done = import_environments(file, archives, store, tasks)
+    assert (done.environments, done.tasks, done.known) == (manifests, ["some-tasks.jsonl"], 0)
+    assert [read_manifest(archives, each.digest) for each in manifests] == manifests
+    assert (tasks / "some-tasks.jsonl").read_text() == "{}\n"
+    copy = copy_of_interpreter(store, manifests[0])
+    assert (copy / "python").read_text().startswith("a stand-in")
+    for each in manifests:
+        with store.use(each.digest, archives) as environment:
+            assert environment.interpreter == copy and (environment.testbed / "3.txt").exists()
+    assert import_environments(file, archives, store, tasks).known == 3
+    assert len(left(archives)) == 4
+
+
+def change(file: Path, how: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
+    """Write an export anew with other members."""
+    with tarfile.open(file) as tar:
+        members = [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+    with tarfile.open(file, "w") as tar:
+        for name, data in members:
+            changed = how(name, data)
+            if changed is not None:
+                info = tarfile.TarInfo(changed[0])
+                info.size = len(changed[1])
+                tar.addfile(info, io.BytesIO(changed[1]))
+
+
+def flip(name: str, data: bytes) -> tuple[str, bytes]:
+    return name, data[:-1] + bytes([data[-1] ^ 1]) if name.endswith(".tar.zst") and "archives" in name else data
+
+
+def leave_out_the_last(name: str, data: bytes) -> tuple[str, bytes] | None:
+    names = [member.name for member in LAST.members]
+    return None if name == names[-1] else (name, data)
+
+
+def climb(name: str, data: bytes) -> tuple[str, bytes]:
+    return (f"archives/../../{Path(name).name}", data) if name.startswith("archives") else (name, data)
+
+
+def climb_in_the_index_too(name: str, data: bytes) -> tuple[str, bytes]:
+    if name == "export.json":
+        return name, data.replace(b"tasks/some-tasks", b"tasks/../some-tasks")
+    return name.replace("tasks/some-tasks", "tasks/../some-tasks"), data
+
+
+def another_format(name: str, data: bytes) -> tuple[str, bytes]:
+    return name, json.dumps({**json.loads(data), "format": 2}).encode() if name == "export.json" else data
+
+
+def another_s_manifest(name: str, data: bytes) -> tuple[str, bytes]:
+    """Both hashes are right, and the two do not belong together."""
+    if name == "export.json":
+        index = json.loads(data)
+        packed = [each for each in index["members"] if each["name"].endswith("zst") and "archives" in each["name"]]
+        packed[0]["name"], packed[1]["name"] = packed[1]["name"], packed[0]["name"]
+        return name, json.dumps(index).encode()
+    names = [each.name for each in LAST.members if each.name.endswith("zst") and "archives" in each.name]
+    return names[1 - names.index(name)] if name in names else name, data
+
+
+LAST = Index(format=1, members=[])
+
+
+@pytest.mark.parametrize(
+    "how", [flip, leave_out_the_last, climb, climb_in_the_index_too, another_format, another_s_manifest]
+)
+def test_what_was_changed_on_the_way_is_refused_in_one_line_and_nothing_lands(
+    how: Callable[[str, bytes], tuple[str, bytes] | None],
+    sent: tuple[Path, list[Manifest]],
+    there: tuple[Path, NodeStore, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, _ = sent
+    archives, store, tasks = there
+    with tarfile.open(file) as tar:
+        index = Index.model_validate_json(tar.extractfile("export.json").read())  # type: ignore[union-attr]
+    monkeypatch.setattr(sys.modules[__name__], "LAST", index)
+    change(file, how)
+    with pytest.raises(ConfigError) as caught:
+        import_environments(file, archives, store, tasks)
+    assert "\n" not in str(caught.value) and str(file) in str(caught.value)
+    assert left(archives.parent) == set()
+
+
+@pytest.mark.parametrize("text", [b"", b"no tar at all" * 1000])
+def test_what_is_no_export_is_refused(text: bytes, tmp_path: Path, there: tuple[Path, NodeStore, Path]) -> None:
+    file = tmp_path / "export.tar"
+    for content in (text, None):
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"export\.tar"):
+            import_environments(file, *there)
+    assert left(there[0].parent) == set()
+
+
+def test_a_cut_file_is_refused(sent: tuple[Path, list[Manifest]], there: tuple[Path, NodeStore, Path]) -> None:
+    file, _ = sent
+    whole = file.read_bytes()
+    for size in (len(whole) // 3, len(whole) - 20_000, 700):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"cut short|no export|was changed"):
+            import_environments(file, *there)
+    assert left(there[0].parent) == set()
+
+
+def test_another_file_of_tasks_stays(sent: tuple[Path, list[Manifest]], there: tuple[Path, NodeStore, Path]) -> None:
+    there[2].mkdir()
+    (there[2] / "some-tasks.jsonl").write_text("mine\n")
+    with pytest.raises(ConfigError, match="is there already, and is another"):
+        import_environments(sent[0], *there)
+    assert left(there[0].parent) == {"tasks/some-tasks.jsonl"}
+
+
+def test_a_damaged_archive_is_not_sent(here: tuple[Path, NodeStore], tmp_path: Path) -> None:
+    archives, store = here
+    manifest = plant(archives, "a")
+    plant_interpreter(store, manifest)
+    digest, path = manifest.digest, archive_path(archives, manifest.digest)
+    whole = path.read_bytes()
+    for harm in (whole[:-1] + b"!", whole[:-1], whole + b"!"):
+        path.write_bytes(harm)
+        with pytest.raises(DamagedArchiveError, match=digest[:12]):
+            export_environments([digest], tmp_path / "export.tar", archives, store)
+    with pytest.raises(MissingArchiveError):
+        export_environments(["0" * 64], tmp_path / "export.tar", archives, store)
+    assert not list(tmp_path.glob("*export*"))
+    assert not list((store.root / "scratch").iterdir())
+
+
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from minisandbox_ray.environments import NodeStore, exchange
+original = os.fsync
+def stopping(descriptor):
+    original(descriptor)
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".part"):
+        signal.pause()
+exchange.os.fsync = stopping
+place = Path(sys.argv[2])
+exchange.import_environments(Path(sys.argv[1]), place / "archives", NodeStore(place / "store"), place / "tasks")
+"""
+
+
+def test_killed_in_the_middle_leaves_no_archive(
+    sent: tuple[Path, list[Manifest]], there: tuple[Path, NodeStore, Path]
+) -> None:
+    archives, store, tasks = there
+    command = [sys.executable, "-c", STOPPED, str(sent[0]), str(archives.parent)]
+    with subprocess.Popen(command) as victim:
+        wait_until(lambda: victim.poll() is not None or any(archives.glob(".*.part")))
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL, "it ended by itself"
+    assert not [name for name in left(archives) if not name.startswith(".")]
+    NodeStore(store.root)
+    assert not list((store.root / "scratch").iterdir())
+    assert import_environments(sent[0], archives, store, tasks).known == 0
