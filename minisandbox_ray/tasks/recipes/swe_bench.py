@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from minisandbox_ray.environments import EnvSpec, Source
-from minisandbox_ray.environments.repository import Log, find_commit
+from minisandbox_ray.environments.repository import Commit, Log, find_commit
 from minisandbox_ray.errors import BuildError, ConfigError
 from minisandbox_ray.tasks.recipes.conda import pip_names, read_environment
 from minisandbox_ray.tasks.recipes.recipe import Recipe, nearest_python, pip_install, test_command, tools
@@ -55,13 +55,19 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
     variables, evaluation = settings(table.get("eval_commands", []))
     notes += steps.notes + read_steps(evaluation).notes
     notes += [f"left out: system package {name}" for name in steps.system_packages]
+    base = find_commit(Source(kind="git", repository=task.repo, commit=task.base_commit), mirror, log)
+    version = _version_setting(task, base)
     services = services_of(task.repo)
     return Recipe(
         spec=EnvSpec(
             python=python,
             source=Source(kind="git", repository=task.repo, commit=task.base_commit),
             packages=tools(python),
-            install=[*commands, *filter(None, steps.commands), *trust_in_services(task.repo)],
+            install=[
+                *commands,
+                *(f"{version}{command}" for command in steps.commands if command),
+                *trust_in_services(task.repo),
+            ],
             variables=variables,
             exclude_newer=max(IMAGES, task.created_at[:10]),
             services=services,
@@ -115,6 +121,15 @@ def _packages(
     # Upstream, pip's pins overrule what conda chose before; one resolution gives packages that fit the pins.
     pinned = {_name(pin) for pin in pins}
     return pip_install([*(each for each in names.requirements if _name(each) not in pinned), *pins])
+
+
+def _version_setting(task: Task, base: Commit) -> str:
+    """What tells setuptools_scm the version, which it reads from tags otherwise: there are none in a history of one
+    commit, and a pytest of version 0.1 refuses the repository's own settings."""
+    texts = [base.read(name) or b"" for name in ("setup.py", "setup.cfg", "pyproject.toml")]
+    if not any(b"setuptools_scm" in text or b"setuptools-scm" in text for text in texts):
+        return ""
+    return f"export SETUPTOOLS_SCM_PRETEND_VERSION={shlex.quote(f'{task.version}.0')}; "
 
 
 def _setup_commit(task: Task, mirror: Path | None, log: Log | None) -> Any:

@@ -57,9 +57,14 @@ def test_swe_bench_of_other_shapes(mirror: Path, commit_to: Mirror) -> None:
     recipe = find_recipe(_task("pydata/xarray", base_commit=xarray, version="0.12"), mirror)
     assert "scitools-iris numpy==1.23.0" in recipe.spec.install[0]
     assert any("cdms2" in note for note in recipe.notes)
-    recipe = find_recipe(_task("psf/requests", base_commit=django, version="2.0"), mirror)
+    requests = commit_to("psf/requests", {"setup.py": ""})
+    recipe = find_recipe(_task("psf/requests", base_commit=requests, version="2.0"), mirror)
     assert [service.name for service in recipe.spec.services] == ["httpbin"]
     assert "pytest==7.4.4" in recipe.spec.install[0]
+    assert "certs.where()" in recipe.spec.install[-1]
+    scm = commit_to("pytest-dev/pytest", {"setup.py": "setup(setup_requires=['setuptools-scm'])"})
+    recipe = find_recipe(_task("pytest-dev/pytest", base_commit=scm, version="5.4"), mirror)
+    assert recipe.spec.install[-1].startswith("export SETUPTOOLS_SCM_PRETEND_VERSION=5.4.0; python -m pip install")
 
 
 @pytest.mark.parametrize(
