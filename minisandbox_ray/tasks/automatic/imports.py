@@ -1,0 +1,177 @@
+"""Which projects have the modules that tests import: read from the tests' syntax trees, and a small table of names."""
+
+import ast
+import re
+import sys
+import warnings
+
+from minisandbox_ray.tasks.automatic.tree import SourceTree
+
+PROJECTS = {
+    "attr": "attrs",
+    "babel": "Babel",
+    "Bio": "biopython",
+    "bs4": "beautifulsoup4",
+    "botocore": "botocore",
+    "cairo": "pycairo",
+    "Crypto": "pycryptodome",
+    "Cryptodome": "pycryptodomex",
+    "Cython": "Cython",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "discord": "discord.py",
+    "django": "Django",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "fitz": "PyMuPDF",
+    "flask": "Flask",
+    "flask_sqlalchemy": "Flask-SQLAlchemy",
+    "fs": "fs",
+    "gi": "PyGObject",
+    "git": "GitPython",
+    "google.protobuf": "protobuf",
+    "googleapiclient": "google-api-python-client",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_status": "grpcio-status",
+    "grpc_tools": "grpcio-tools",
+    "IPython": "ipython",
+    "jose": "python-jose",
+    "jwt": "PyJWT",
+    "kafka": "kafka-python",
+    "ldap": "python-ldap",
+    "lxml": "lxml",
+    "magic": "python-magic",
+    "markdown": "Markdown",
+    "memcache": "python-memcached",
+    "mock": "mock",
+    "mpl_toolkits": "matplotlib",
+    "MySQLdb": "mysqlclient",
+    "nacl": "PyNaCl",
+    "nose": "nose",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "Pillow",
+    "pkg_resources": "setuptools<81",
+    "psycopg2": "psycopg2-binary",
+    "pydispatch": "PyDispatcher",
+    "pylab": "matplotlib",
+    "pythonjsonlogger": "python-json-logger",
+    "pywintypes": "",
+    "rest_framework": "djangorestframework",
+    "ruamel": "ruamel.yaml",
+    "serial": "pyserial",
+    "setuptools_scm": "setuptools-scm",
+    "skbuild": "scikit-build",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "slugify": "python-slugify",
+    "snappy": "python-snappy",
+    "socks": "PySocks",
+    "tests": "",
+    "test": "",
+    "toml": "toml",
+    "usb": "pyusb",
+    "websocket": "websocket-client",
+    "werkzeug": "Werkzeug",
+    "win32api": "",
+    "win32con": "",
+    "wx": "",
+    "xdist": "pytest-xdist",
+    "yaml": "PyYAML",
+    "zmq": "pyzmq",
+    "zope": "zope.interface",
+    "_pytest": "pytest",
+    "pytest_django": "pytest-django",
+    "django_filters": "django-filter",
+    "async_generator": "async-generator",
+    "asynctest": "asynctest",
+    "pkginfo": "pkginfo",
+    "httpretty": "httpretty",
+    "imp": "",
+    "distutils": "setuptools",
+    "asyncore": "pyasyncore",
+    "asynchat": "pyasynchat",
+    "smtpd": "",
+    "telnetlib": "standard-telnetlib",
+    "cgi": "legacy-cgi",
+    "pipes": "standard-pipes",
+    "imghdr": "standard-imghdr",
+    "cchardet": "cchardet",
+    "backports": "",
+    "tkinter": "",
+    "_tkinter": "",
+    "google": "",
+    "azure": "",
+    "src": "",
+}
+"""Projects that are not called as their module. Empty: no project has it, or it can't be told which."""
+
+# fmt: off
+OF_TESTS = frozenset([
+    "mock", "nose", "parameterized", "ddt", "hypothesis", "responses", "requests_mock", "httpretty", "freezegun",
+    "time_machine", "pytest_mock", "pytest_asyncio", "pytest_httpserver", "pytest_httpx", "pytest_django",
+    "pytest_cases", "pytest_lazyfixture", "pytest_benchmark", "respx", "aioresponses", "aiohttp", "vcr", "betamax",
+    "moto", "factory", "faker", "model_bakery", "testfixtures", "testtools", "fixtures", "pyfakefs", "webtest",
+    "syrupy", "deepdiff", "approvaltests", "assertpy", "hamcrest", "expects", "sure", "flexmock", "mockito",
+    "asynctest", "nose_parameterized", "trustme", "inline_snapshot", "dirty_equals", "requests", "httpx", "numpy",
+    "pandas", "scipy", "yaml", "toml", "django", "flask", "pexpect", "psutil", "polyfactory", "tavern", "mocket",
+    "httmock", "fakeredis", "mongomock", "unittest2", "subunit", "testscenarios", "zope.testing", "coverage", "pytz",
+    "attr", "pydantic", "lxml", "bs4", "sqlalchemy", "celery", "redis", "click", "jinja2", "simplejson", "anyio",
+    "trio", "uvloop", "rest_framework", "unittest_expander", "pytest_subtests", "snapshottest", "xmltodict",
+    "jsonschema", "dateutil", "pkg_resources", "distutils", "six", "future", "boto3", "botocore", "matplotlib", "PIL",
+    "sybil", "tornado", "twisted", "cryptography", "jwt", "toolz", "packaging",
+])
+# fmt: on
+"""Modules whose project is worth installing because a test file imports it, before any run complains."""
+
+_LIMIT = 400
+
+
+def project_of(module: str) -> str:
+    """The project that has a module (a.b.c); empty if none is known to.
+
+    A name that is in no table is tried as the project's own name: many are. What is installed on that guess runs in
+    the sandboxes of this environment only.
+    """
+    parts = module.split(".")
+    for count in range(min(len(parts), 2), 0, -1):
+        name = ".".join(parts[:count])
+        if name in PROJECTS:
+            return PROJECTS[name]
+    top = parts[0]
+    if top in sys.stdlib_module_names or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", top):
+        return ""
+    return top.replace("_", "-")
+
+
+def local_modules(tree: SourceTree) -> set[str]:
+    """Names that the tree's own modules and packages have, wherever they lie."""
+    names: set[str] = set()
+    for path in tree.paths:
+        if path.endswith(".py"):
+            parts = path.removesuffix(".py").split("/")
+            names.update(parts)
+    return names
+
+
+def imported_by_tests(tree: SourceTree, test_files: list[str]) -> list[str]:
+    """Top-level modules that test files import outright, the tree's own and Python's left out; sorted.
+
+    An import within a try or a function may be allowed to fail: it does not count.
+    """
+    own, found = local_modules(tree), set[str]()
+    for path in test_files[:_LIMIT]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module = ast.parse(tree.text(path))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for node in module.body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                names = [node.module]
+            found.update(name.split(".")[0] for name in names)
+    return sorted(name for name in found if name not in own and name not in sys.stdlib_module_names)

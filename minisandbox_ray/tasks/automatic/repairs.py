@@ -1,0 +1,756 @@
+"""Known ways to fail, and what to change: each looks at what a trial printed, and makes the next plan of it.
+
+A repair proposes; whether it helped, the next trial tells. Repairs that would not change anything propose nothing, so
+that a search over them ends.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from packaging.utils import canonicalize_name
+
+from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
+from minisandbox_ray.tasks.automatic.imports import OF_TESTS, PROJECTS, project_of
+from minisandbox_ray.tasks.automatic.plans import Plan, build_tools
+from minisandbox_ray.tasks.automatic.requirements import name_of, parse
+from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests
+from minisandbox_ray.tasks.automatic.trial import Trial
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a repair looks at."""
+
+    trial: Trial
+    facts: Facts
+    tree: SourceTree
+
+    @property
+    def plan(self) -> Plan:
+        return self.trial.plan
+
+    @property
+    def log(self) -> str:
+        return self.trial.log
+
+    @property
+    def in_build(self) -> bool:
+        return self.trial.stage == "build"
+
+    @property
+    def minor(self) -> int:
+        """N of Python 3.N."""
+        return int(self.plan.python.split(".")[1])
+
+
+Repair = Callable[[Failure], Plan | None]
+
+FIXTURES = {
+    "mocker": "pytest-mock",
+    "class_mocker": "pytest-mock",
+    "module_mocker": "pytest-mock",
+    "session_mocker": "pytest-mock",
+    "benchmark": "pytest-benchmark",
+    "httpserver": "pytest-httpserver",
+    "requests_mock": "requests-mock",
+    "httpx_mock": "pytest-httpx",
+    "respx_mock": "respx",
+    "responses": "pytest-responses",
+    "aiohttp_client": "pytest-aiohttp",
+    "aiohttp_server": "pytest-aiohttp",
+    "test_client": "pytest-sanic",
+    "test_cli": "pytest-sanic",
+    "freezer": "pytest-freezer",
+    "time_machine": "time-machine",
+    "snapshot": "syrupy",
+    "datadir": "pytest-datadir",
+    "shared_datadir": "pytest-datadir",
+    "data_regression": "pytest-regressions",
+    "file_regression": "pytest-regressions",
+    "num_regression": "pytest-regressions",
+    "faker": "Faker",
+    "db": "pytest-django",
+    "client": "pytest-django",
+    "admin_client": "pytest-django",
+    "rf": "pytest-django",
+    "settings": "pytest-django",
+    "django_user_model": "pytest-django",
+    "django_assert_num_queries": "pytest-django",
+    "transactional_db": "pytest-django",
+    "live_server": "pytest-django",
+    "event_loop": "pytest-asyncio<1",
+    "unused_tcp_port": "pytest-asyncio",
+    "unused_tcp_port_factory": "pytest-asyncio",
+    "anyio_backend": "anyio",
+    "nursery": "pytest-trio",
+    "autojump_clock": "pytest-trio",
+    "qtbot": "pytest-qt",
+    "fs": "pyfakefs",
+    "subtests": "pytest-subtests",
+    "vcr": "pytest-vcr",
+    "vcr_cassette": "pytest-vcr",
+    "script_runner": "pytest-console-scripts",
+    "redisdb": "pytest-redis",
+    "postgresql": "pytest-postgresql",
+    "httpbin": "pytest-httpbin",
+    "localserver": "pytest-localserver",
+    "smtpserver": "pytest-localserver",
+    "capture": "testfixtures",
+    "testdir": "",
+    "pytester": "",
+    "image_diff": "pytest-image-diff",
+    "socket_enabled": "pytest-socket",
+    "socket_disabled": "pytest-socket",
+    "caplog": "pytest-catchlog",
+    "cov": "pytest-cov",
+    "betamax_session": "betamax",
+    "dash_duo": "dash[testing]",
+    "jp_fetch": "pytest-jupyter[server]",
+    "app": "",
+    "fake_process": "pytest-subprocess",
+    "fp": "pytest-subprocess",
+    "lazy_fixture": "pytest-lazy-fixture",
+    "worker_id": "pytest-xdist",
+    "testrun_uid": "pytest-xdist",
+    "stdin_mock": "",
+    "original_datadir": "pytest-datadir",
+    "lazy_datadir": "pytest-datadir",
+    "celery_app": "celery[pytest]",
+    "celery_worker": "celery[pytest]",
+    "mock_server": "",
+    "recwarn": "",
+    "check": "pytest-check",
+    "order": "pytest-order",
+    "mongodb": "pytest-mongodb",
+    "inline_snapshot": "inline-snapshot",
+    "patch_uuid": "",
+    "log": "pytest-structlog",
+}
+"""Projects whose plugin has a fixture. Empty: pytest's own, or anybody's."""
+
+OPTIONS = {
+    "--cov": "pytest-cov",
+    "--no-cov": "pytest-cov",
+    "--numprocesses": "pytest-xdist",
+    "--dist": "pytest-xdist",
+    "--maxprocesses": "pytest-xdist",
+    "-n": "pytest-xdist",
+    "--timeout": "pytest-timeout",
+    "--reruns": "pytest-rerunfailures",
+    "--benchmark": "pytest-benchmark",
+    "--doctest-plus": "pytest-doctestplus",
+    "--doctest-rst": "pytest-doctestplus",
+    "--ds": "pytest-django",
+    "--dc": "pytest-django",
+    "--reuse-db": "pytest-django",
+    "--create-db": "pytest-django",
+    "--nomigrations": "pytest-django",
+    "--no-migrations": "pytest-django",
+    "--asyncio-mode": "pytest-asyncio",
+    "--html": "pytest-html",
+    "--random-order": "pytest-random-order",
+    "--randomly": "pytest-randomly",
+    "--disable-socket": "pytest-socket",
+    "--allow-hosts": "pytest-socket",
+    "--allow-unix-socket": "pytest-socket",
+    "--record-mode": "pytest-recording",
+    "--block-network": "pytest-recording",
+    "--vcr": "pytest-vcr",
+    "--hypothesis": "hypothesis",
+    "--snapshot": "syrupy",
+    "--force-regen": "pytest-regressions",
+    "--markdown-docs": "pytest-markdown-docs",
+    "--order": "pytest-order",
+    "--env": "pytest-env",
+    "--aiohttp": "pytest-aiohttp",
+    "--dead-fixtures": "pytest-deadfixtures",
+}
+"""Projects whose plugin has a command-line option that begins so. Linters' are left out: those are switched off."""
+
+MARKS = {
+    "asyncio": "pytest-asyncio",
+    "django_db": "pytest-django",
+    "anyio": "anyio",
+    "trio": "pytest-trio",
+    "twisted": "pytest-twisted",
+    "gen_test": "pytest-tornado",
+    "tornado": "pytest-tornado",
+    "freeze_time": "pytest-freezer",
+    "vcr": "pytest-recording",
+    "datafiles": "pytest-datafiles",
+    "responses": "pytest-responses",
+    "httpx_mock": "pytest-httpx",
+    "enable_socket": "pytest-socket",
+    "dependency": "pytest-dependency",
+}
+
+HEADERS = {
+    "libpq-fe.h": "libpq-dev",
+    "pg_config": "libpq-dev",
+    "mysql.h": "default-libmysqlclient-dev",
+    "mysql_config": "default-libmysqlclient-dev",
+    "ldap.h": "libldap2-dev",
+    "lber.h": "libldap2-dev",
+    "sasl/sasl.h": "libsasl2-dev",
+    "gssapi.h": "libkrb5-dev",
+    "gssapi/gssapi.h": "libkrb5-dev",
+    "krb5-config": "libkrb5-dev",
+    "libxml/xpath.h": "libxml2-dev libxslt1-dev",
+    "xslt-config": "libxslt1-dev",
+    "xmlsec": "libxmlsec1-dev",
+    "openssl/ssl.h": "libssl-dev",
+    "ffi.h": "libffi-dev",
+    "zmq.h": "libzmq3-dev",
+    "curl-config": "libcurl4-openssl-dev",
+    "snappy-c.h": "libsnappy-dev",
+    "sql.h": "unixodbc-dev",
+    "portaudio.h": "portaudio19-dev",
+    "cups/http.h": "libcups2-dev",
+    "dbus/dbus.h": "libdbus-1-dev",
+    "dbus-1": "libdbus-1-dev",
+    "glib.h": "libglib2.0-dev",
+    "cairo.h": "libcairo2-dev",
+    "gdal-config": "libgdal-dev",
+    "gdal.h": "libgdal-dev",
+    "geos_c.h": "libgeos-dev",
+    "hdf5.h": "libhdf5-dev",
+    "jpeglib.h": "libjpeg-dev",
+    "png.h": "libpng-dev",
+    "zlib.h": "zlib1g-dev",
+    "lzma.h": "liblzma-dev",
+    "bzlib.h": "libbz2-dev",
+    "sqlite3.h": "libsqlite3-dev",
+    "yaml.h": "libyaml-dev",
+    "gmp.h": "libgmp-dev",
+    "librdkafka/rdkafka.h": "librdkafka-dev",
+    "systemd/sd-daemon.h": "libsystemd-dev",
+    "usb.h": "libusb-1.0-0-dev",
+    "alsa/asoundlib.h": "libasound2-dev",
+    "leveldb/db.h": "libleveldb-dev",
+    "db.h": "libdb-dev",
+    "tdb.h": "libtdb-dev",
+    "augeas.h": "libaugeas-dev",
+    "uuid/uuid.h": "uuid-dev",
+    "boost/python.hpp": "libboost-python-dev",
+    "Rust compiler": "rustc and cargo",
+    "swig": "swig",
+    "cmake": "cmake",
+    "gfortran": "gfortran",
+}
+"""Debian's packages that have a header or program."""
+
+
+def missing_system_package(log: str) -> str:
+    """What the system lacks for a build, as a sentence; empty if that is not what the log tells."""
+    header = re.search(r"fatal error: ([\w./+-]+\.h(?:pp)?): No such file", log)
+    program = re.search(r"(pg_config|mysql_config|krb5-config|xslt-config|curl-config|gdal-config)\b.*not found", log)
+    program = program or re.search(r"(Rust compiler|swig|gfortran|dbus-1|xmlsec)\b.{0,80}not (?:be )?found", log)
+    program = program or re.search(
+        r"(?:can't find|cannot find|unable to find|No such file or directory:) '?(Rust compiler|swig|cmake)", log
+    )
+    found = header or program
+    if found is None:
+        return ""
+    package = HEADERS.get(found[1], "")
+    return f"the system lacks {found[1]}" + (f" (Debian: {package})" if package else "")
+
+
+def _matches(pattern: str, log: str) -> list[str]:
+    return list(dict.fromkeys(re.findall(pattern, log)))
+
+
+# What a build says
+
+
+def no_matching_version(failure: Failure) -> Plan | None:
+    """A requirement that the index does not have (at the date): loosened, then left out; else a later date."""
+    plan = failure.plan
+    for text in _matches(r"(?:No matching distribution found for|satisfies the requirement) ([^\s(]+)", failure.log):
+        name = name_of(text)
+        for wanted in plan.requirements:
+            requirement = parse(wanted)
+            if requirement and canonicalize_name(requirement.name) == name:
+                if requirement.specifier and name != "pytest":
+                    return plan.with_requirement(requirement.name, f"{name} of any version")
+                if name != "pytest":
+                    return plan.without_requirement(name, f"without {name}")
+        if plan.exclude_newer:
+            # A dependency that came out after what depends on it: a date that is wrong, or a yanked version.
+            return plan.changed("versions of any date", exclude_newer="")
+    return None
+
+
+def conflicting_requirements(failure: Failure) -> Plan | None:
+    """The resolver finds no versions that fit all: pins of the tests' requirements go first, then the unneeded ones."""
+    if not re.search(
+        r"ResolutionImpossible|conflicting dependencies|resolution-too-deep|ResolutionTooDeep", failure.log
+    ):
+        return None
+    plan = failure.plan
+    bare = [_bare(text) for text in plan.requirements]
+    if bare != plan.requirements:
+        return plan.changed("no pins", requirements=bare)
+    essential = [text for text in failure.facts.essential_requirements if evaluates(text, plan.python)]
+    essential = list(dict.fromkeys([*map(_bare, essential), "pytest"]))
+    if len(essential) < len(plan.requirements):
+        return plan.changed("only what tests import", requirements=essential)
+    return None
+
+
+def _bare(text: str) -> str:
+    requirement = parse(text)
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement and requirement.extras else ""
+    return f"{requirement.name}{extras}" if requirement else text
+
+
+def missing_build_module(failure: Failure) -> Plan | None:
+    """A module that setup.py or the build backend imports without having asked for it."""
+    if not failure.in_build:
+        return None
+    plan, facts = failure.plan, failure.facts
+    for module in reversed(_matches(r"No module named '?([\w.]+)'?", failure.log)):
+        top = module.split(".")[0]
+        if module in {"distutils", "setuptools", "pkg_resources"} and plan.strategy != "no-isolation":
+            return _without_isolation(
+                failure, "setuptools<81" if failure.minor >= 12 else "setuptools<66", f"{module} for the build"
+            )
+        own = top in facts.local_modules and canonicalize_name(facts.name) != canonicalize_name(top)
+        project = "" if own else project_of(module)
+        wanted = [project] if project else []
+        if canonicalize_name(top) == canonicalize_name(facts.name):
+            continue
+        if not wanted or plan.strategy in {"metadata", "path"}:
+            continue
+        base = plan.build_requirements or build_tools(facts, (3, failure.minor))
+        # setup.py may import the project itself, and so whatever that needs.
+        if name_of(wanted[0]) in {name_of(text) for text in facts.dependencies}:
+            wanted += [text for text in facts.dependencies if evaluates(text, plan.python)]
+        known = {name_of(text) for text in base}
+        more = [text.partition(";")[0].strip() for text in wanted if name_of(text) not in known]
+        if more:
+            return plan.changed(f"{module} for the build", strategy="no-isolation", build_requirements=[*base, *more])
+    return None
+
+
+def old_setuptools(failure: Failure) -> Plan | None:
+    """setup.py asks setuptools for what it no longer does."""
+    log = failure.log
+    if not failure.in_build:
+        return None
+    if re.search(
+        r"use_2to3 is invalid|attribute 'Feature'|No module named '?setuptools\.\w+|import name '?Feature", log
+    ):
+        return _without_isolation(
+            failure, "setuptools<58" if failure.minor < 12 else "setuptools<69", "setuptools before 58"
+        )
+    broken = (
+        r"error in .* setup command|InvalidVersion|InvalidRequirement|must be lowercase|dash-separated|InvalidConfig"
+    )
+    if re.search(
+        broken + r"|Invalid dash|invalid command 'bdist_wheel'|test_suite|install_layout|NoneType.*_distutils", log
+    ):
+        return _without_isolation(
+            failure, "setuptools<66" if failure.minor < 12 else "setuptools<78", "older setuptools"
+        )
+    return None
+
+
+def young_setuptools(failure: Failure) -> Plan | None:
+    """A setuptools of the date that does not run on this interpreter, or does not know this pyproject.toml."""
+    said = (
+        r"ImpImporter|configuration error: `project|license.*must be|build_backend.*has no attribute|`project\.license`"
+    )
+    if failure.in_build and failure.plan.exclude_newer and re.search(said, failure.log):
+        return failure.plan.changed("build tools of any date", exclude_newer="")
+    return None
+
+
+def _without_isolation(failure: Failure, setuptools: str, why: str) -> Plan | None:
+    plan = failure.plan
+    if plan.strategy in {"metadata", "path"}:
+        return None
+    others = [text for text in plan.build_requirements if name_of(text) not in {"setuptools", "wheel"}]
+    tools = [*build_tools(failure.facts, (3, failure.minor), setuptools)]
+    wanted = list(dict.fromkeys([*tools, *others]))
+    if plan.strategy == "no-isolation" and wanted == plan.build_requirements:
+        return None
+    return plan.changed(why, strategy="no-isolation", build_requirements=wanted)
+
+
+def no_editable_hook(failure: Failure) -> Plan | None:
+    """A build backend of the date that has no editable installs."""
+    said = r"build_editable|editable mode|editable install|PEP 660|does not support.*editable|found, but editable"
+    if failure.in_build and failure.plan.strategy == "editable" and re.search(said, failure.log):
+        return failure.plan.changed("no editable installs", strategy="metadata")
+    return None
+
+
+def missing_file(failure: Failure) -> Plan | None:
+    """A file that setup.py reads and the source distribution forgot: an empty one will do."""
+    if not failure.in_build:
+        return None
+    said = r"(?:No such file or directory|does not exist|FileNotFoundError)[^'\n]*:? ?'([^'\n]+)'"
+    for named in reversed(_matches(said, failure.log)):
+        path = posixpath.normpath(re.sub(r"^(/build/tmp/[^/]+/[^/]+|/testbed)/", "", named))
+        is_text = re.fullmatch(
+            r"[\w-][\w.-]*(/[\w-][\w.-]*){0,4}\.(txt|md|rst|in|cfg|toml|ini|json|yml)|[A-Z]{4,}", path
+        )
+        command = f"mkdir -p ./{posixpath.dirname(path)} && touch {path}"
+        if is_text and path not in failure.tree.paths and command not in failure.plan.prepare:
+            return failure.plan.changed(f"an empty {path}", prepare=[*failure.plan.prepare, command])
+    return None
+
+
+def no_version(failure: Failure) -> Plan | None:
+    """A build tool that asks git for the version, and was not known to."""
+    version = failure.facts.version or "0.1.0"
+    for said, name in (
+        (
+            r"setuptools[-_]scm was unable to detect version|LookupError: .*version|vcs-versioning",
+            "SETUPTOOLS_SCM_PRETEND_VERSION",
+        ),
+        (r"Versioning for this project requires either an sdist", "PBR_VERSION"),
+    ):
+        if failure.in_build and re.search(said, failure.log) and name not in failure.plan.variables:
+            variables = {**failure.plan.variables, name: version}
+            return failure.plan.changed("the version is told", variables=variables)
+    return None
+
+
+def binary_instead(failure: Failure) -> Plan | None:
+    """Database drivers that want headers have a sibling with a wheel."""
+    if failure.in_build and re.search(r"pg_config|libpq-fe", failure.log):
+        changed = [re.sub(r"^psycopg2(?!-binary)", "psycopg2-binary", text) for text in failure.plan.requirements]
+        if changed != failure.plan.requirements:
+            return failure.plan.changed("psycopg2-binary", requirements=changed)
+    return None
+
+
+def failing_requirement(failure: Failure) -> Plan | None:
+    """A requirement of the tests that can't be built here: they may do without."""
+    if not failure.in_build:
+        return None
+    for name in reversed(
+        _matches(r"(?:Failed building wheel for|Failed to build|Could not build wheels for) '?([\w.-]+)", failure.log)
+    ):
+        if canonicalize_name(name) != "pytest" and (found := failure.plan.without_requirement(name, f"without {name}")):
+            return found
+    return None
+
+
+# What pytest says
+
+
+def missing_module(failure: Failure) -> Plan | None:
+    """A module that tests, or the code itself, import and nobody asked for; or one of the tree's that is not found."""
+    if failure.in_build:
+        return None
+    plan, why = failure.plan, list[str]()
+    modules = _matches(r"(?:ModuleNotFoundError|ImportError).{0,40}?No module named '?([\w.]+)'?", failure.log)
+    modules += _matches(r"Error importing plugin \"([\w.]+)\"", failure.log)
+    projects = [
+        name for name in _matches(r"pip3? install [`'\"]?([\w-]+(?:\[[\w,-]+\])?)", failure.log)[:3] if parse(name)
+    ]
+    for module in modules:
+        folder, top = _folder_of(failure.tree, module), module.partition(".")[0]
+        # A package may have a module yaml.py of its own, and want PyYAML.
+        is_own = folder is not None and (is_below_tests(f"{folder}/") or (top not in OF_TESTS and top not in PROJECTS))
+        if is_own and folder not in {"", *plan.paths}:
+            plan, why = plan.model_copy(update={"paths": [*plan.paths, folder]}), [*why, f"{folder} on the path"]
+        elif folder != "" and (project := project_of(module)):
+            projects.append(_as_declared(failure.facts, project))
+    names = {name_of(text) for text in plan.requirements} | {canonicalize_name(failure.facts.name or "-"), "pytest"}
+    for project in projects:
+        if name_of(project) not in names:
+            names.add(name_of(project))
+            plan, why = plan.model_copy(update={"requirements": [*plan.requirements, project]}), [*why, project]
+    return plan.changed(", ".join(why)) if why else None
+
+
+def _folder_of(tree: SourceTree, module: str) -> str | None:
+    """The directory from which a module of the tree can be imported, empty for the root; None if it has none."""
+    path = module.replace(".", "/")
+    endings = (f"{path}.py", f"{path}/__init__.py")
+    found = [each for each in tree.paths if each.endswith(endings) and each.removesuffix(".py").endswith(path)]
+    places = {
+        each[: -len(ending)].rstrip("/")
+        for each in found
+        for ending in endings
+        if each == ending or each.endswith(f"/{ending}")
+    }
+    return min(places, key=lambda place: (place.count("/"), place), default=None)
+
+
+def _as_declared(facts: Facts, project: str) -> str:
+    """A project as the source tree's own lists have it, with its pins."""
+    lists = [*facts.test_requirements, *facts.dependencies]
+    declared = next((text for text in lists if name_of(text) == name_of(project)), project)
+    return declared.partition(";")[0].strip()
+
+
+def missing_fixture(failure: Failure) -> Plan | None:
+    """A fixture of a plugin that is not installed."""
+    return _with_all(failure, FIXTURES, _matches(r"fixture '(\w+)' not found", failure.log))
+
+
+def unknown_option(failure: Failure) -> Plan | None:
+    """An option of a plugin that is not installed; one of a linter, or of nobody known, is switched off."""
+    match = re.search(r"unrecognized arguments?: (.*)", failure.log)
+    if match is None:
+        return None
+    words = [word.partition("=")[0] for word in match[1].split() if word.startswith("-")]
+    plugins = {word: _option_s(word) for word in words}
+    if words and all(plugins.values()):
+        found = _with_all(failure, plugins, words)
+        if found:
+            return found
+    return _options(failure, ["-o", "addopts="], "without addopts")
+
+
+def _option_s(word: str) -> str:
+    fits = [option for option in OPTIONS if word == option or (word.startswith(option) and option.startswith("--"))]
+    if not fits and re.match(r"-n\d*$", word):
+        fits = ["-n"]
+    return OPTIONS[max(fits, key=len)] if fits else ""
+
+
+def _with_all(failure: Failure, table: dict[str, str], names: Iterable[str]) -> Plan | None:
+    plan, why = failure.plan, list[str]()
+    for project in dict.fromkeys(table.get(name, "") for name in names):
+        if project and name_of(project) not in {name_of(text) for text in plan.requirements}:
+            plan, why = plan.model_copy(update={"requirements": [*plan.requirements, project]}), [*why, project]
+    return plan.changed(", ".join(why)) if why else None
+
+
+def _options(failure: Failure, options: list[str], why: str) -> Plan | None:
+    present = " ".join(failure.plan.options)
+    return (
+        None if " ".join(options) in present else failure.plan.changed(why, options=[*failure.plan.options, *options])
+    )
+
+
+def unknown_mark(failure: Failure) -> Plan | None:
+    """Marks of a plugin that is not installed, where tests fail."""
+    return (
+        None if failure.in_build else _with_all(failure, MARKS, _matches(r"Unknown pytest\.mark\.(\w+)", failure.log))
+    )
+
+
+def async_tests(failure: Failure) -> Plan | None:
+    """Coroutines that nobody awaits."""
+    said = (
+        r"async def functions? (?:and async fixtures )?(?:are|is) not natively supported|coroutine .* was never awaited"
+    )
+    if failure.in_build or not re.search(said, failure.log):
+        return None
+    if found := _with_all(failure, {"": "pytest-asyncio"}, [""]):
+        return found
+    if failure.minor >= 7:
+        return _options(failure, ["-o", "asyncio_mode=auto"], "asyncio for all")
+    return None
+
+
+def other_asyncio(failure: Failure) -> Plan | None:
+    """A pytest-asyncio of another time than the tests'."""
+    said = r"fixture 'event_loop' not found|There is no current event loop|asyncio_mode|requested an async fixture"
+    if failure.in_build or not re.search(said, failure.log):
+        return None
+    return failure.plan.with_requirement("pytest-asyncio<0.24", "pytest-asyncio before 0.24")
+
+
+def old_pytest(failure: Failure) -> Plan | None:
+    """What pytest used to do, and the version that still did."""
+    if failure.in_build:
+        return None
+    for said, below, newest_minor in (
+        (
+            r"yield tests were removed in pytest 4|Fixture \"?\w+\"? called directly|\[pytest\] section in setup\.cfg",
+            4,
+            9,
+        ),
+        (r"has no attribute 'get_marker'|module 'pytest' has no attribute 'config'|pytest_namespace", 5, 9),
+        (r"Node.from_parent|Direct construction of|use from_parent|has no attribute 'yield_fixture'", 6, 10),
+        (
+            r"PytestRemovedIn7|The \(?fspath|py\.path\.local|argument of type 'PosixPath' is not|compat\.py.*_idval",
+            7,
+            11,
+        ),
+        (
+            r"PytestRemovedIn8|support for nose|nose-specific method|nose.*setup\(self\)",
+            8,
+            12,
+        ),
+        (
+            r"PytestRemovedIn9|unexpected keyword argument 'path'|has no attribute 'Package.obj'",
+            9,
+            14,
+        ),
+    ):
+        if failure.minor <= newest_minor and re.search(said, failure.log):
+            found = failure.plan.with_requirement(f"pytest<{below}", f"pytest before {below}")
+            if found:
+                return found
+    return None
+
+
+def newer_pytest(failure: Failure) -> Plan | None:
+    """A pytest of the date that is too old for the tests or a plugin, or does not run on this interpreter."""
+    said = r"requires pytest-\d|minversion|No module named '?pytest_|unexpected keyword argument '(?:tmp_path|autouse)'"
+    said += r"|argument: 'type_comment|field \"\w+\" is required for|Missing required plugins|INTERNALERROR"
+    if not failure.in_build and failure.plan.exclude_newer and re.search(said, failure.log):
+        return failure.plan.changed("versions of any date", exclude_newer="")
+    return None
+
+
+def missing_plugins(failure: Failure) -> Plan | None:
+    """pytest's own list of plugins that the configuration requires."""
+    match = re.search(r"Missing required plugins: (.+)", failure.log)
+    wanted = [word for word in re.split(r"[,\s]+", match[1]) if parse(word)] if match else []
+    return _with_all(failure, {word: word for word in wanted}, wanted)
+
+
+def conflicting_names(failure: Failure) -> Plan | None:
+    """Test files of one name in different directories."""
+    said = r"import file mismatch|ImportPathMismatchError|attempted relative import"
+    if not failure.in_build and re.search(said, failure.log):
+        return _options(failure, ["--import-mode=importlib"], "import mode importlib")
+    return None
+
+
+def warnings_as_errors(failure: Failure) -> Plan | None:
+    """Warnings of today that the configuration of then takes for errors."""
+    if failure.in_build or len(re.findall(r"^E\s+[\w.]*Warning: ", failure.log, re.MULTILINE)) == 0:
+        return None
+    return _options(failure, ["-W", "default"], "warnings are no errors")
+
+
+def bad_configuration(failure: Failure) -> Plan | None:
+    """Settings that this pytest does not take."""
+    said = r"error:.*(?:config|ini|option)|UsageError|Unknown config option|while parsing.*ini|PytestConfigWarning"
+    if failure.in_build or "pytest does not start" not in failure.trial.cause or not re.search(said, failure.log):
+        return None
+    return _options(failure, ["-o", "addopts="], "without addopts") or _options(
+        failure, ["-c", "/dev/null"], "without configuration"
+    )
+
+
+def django_settings(failure: Failure) -> Plan | None:
+    """Django that was not told its settings."""
+    said = r"ImproperlyConfigured|AppRegistryNotReady|DJANGO_SETTINGS_MODULE|django_db|Database access not allowed"
+    if failure.in_build or not re.search(said, failure.log):
+        return None
+    if found := _with_all(failure, {"": "pytest-django"}, [""]):
+        return found
+    if "DJANGO_SETTINGS_MODULE" not in failure.plan.variables:
+        candidates = sorted(
+            (path for path, text in failure.tree.texts.items() if "INSTALLED_APPS" in text and path.endswith(".py")),
+            key=lambda path: ("settings" not in path, "test" not in path, path.count("/"), path),
+        )
+        if candidates and "settings.configure(" not in failure.tree.text(candidates[0]):
+            module = candidates[0].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            variables = {**failure.plan.variables, "DJANGO_SETTINGS_MODULE": module}
+            return failure.plan.changed("Django's settings", variables=variables)
+    return None
+
+
+AGED = (
+    (r"numpy.*has no attribute '(float|int|bool|object|str|complex)'|np\.(float|int|bool|object)\b", "numpy<1.24"),
+    (r"compiled using NumPy 1\.x|numpy\.core\.multiarray failed|np\.\w+_` was removed in the NumPy 2", "numpy<2"),
+    (r"Descriptors cannot (not )?be created directly", "protobuf<3.21"),
+    (r"cannot import name 'soft_unicode'", "markupsafe<2.1"),
+    (r"cannot import name '(escape|Markup|contextfilter|environmentfilter)' from 'jinja2'", "jinja2<3.1"),
+    (r"cannot import name '(url_quote|BaseResponse|secure_filename|safe_str_cmp)' from 'werkzeug", "werkzeug<2.1"),
+    (r"`pydantic[.:]|PydanticUserError|PydanticImportError|pydantic.*has been (moved|removed)", "pydantic<2"),
+    (r"No module named '?(sqlalchemy\.ext\.declarative\.api|sqlalchemy\.databases)", "sqlalchemy<2"),
+    (r"unexpected keyword argument '(app|proxies)'", "httpx<0.28"),
+    (r"cannot import name 'DEFAULT_CIPHERS' from 'urllib3|No module named 'urllib3\.packages\.six", "urllib3<2"),
+    (r"No module named '?(pkg_resources)'?", "setuptools<81"),
+    (r"cannot import name '(Mapping|MutableMapping|Iterable|Callable)' from 'collections'", ""),
+)
+"""Incompatible changes of much used projects, for sources whose date is not known."""
+
+
+def aged_dependency(failure: Failure) -> Plan | None:
+    """A dependency that has moved on."""
+    if failure.in_build:
+        return None
+    for said, requirement in AGED:
+        if (
+            requirement
+            and re.search(said, failure.log)
+            and (found := failure.plan.with_requirement(requirement, requirement))
+        ):
+            return found
+    return None
+
+
+def endless(failure: Failure) -> Plan | None:
+    """A test that waits for what never comes: it is ended, the others go on."""
+    if failure.in_build or "takes longer than" not in failure.trial.cause or failure.trial.stage == "collect":
+        return None
+    found = failure.plan.with_requirement("pytest-timeout", "a time limit per test")
+    if found is None or name_of("pytest-timeout") in {name_of(text) for text in failure.plan.requirements}:
+        return None
+    return found.model_copy(update={"options": [*found.options, "--timeout=10"]})
+
+
+def out_of_reach(failure: Failure) -> Plan | None:
+    """Test files most of whose tests want a network, a service or an account: left out, if that leaves half."""
+    trial, plan = failure.trial, failure.plan
+    if trial.stage not in {"collect", "tests"} or not trial.outside:
+        return None
+    files = [path for path in trial.outside if f"--ignore={path}" not in plan.options]
+    ignored = [f"--ignore={path}" for path in files]
+    if trial.stage == "collect":
+        few = 0 < len(files) <= trial.files / 2
+        return plan.changed(f"without {', '.join(files)}", options=[*plan.options, *ignored]) if few else None
+    left = [test for test in trial.passing if test.partition("::")[0] not in trial.outside]
+    total = len(trial.passing) + len(trial.failing)
+    kept = [test for test in [*trial.passing, *trial.failing] if test.partition("::")[0] not in trial.outside]
+    if not files or not left or len(kept) < total / 2:
+        return None
+    targets = [target for target in plan.targets if target not in files]
+    if not targets:
+        return None
+    return plan.changed(f"without {', '.join(files)}", options=[*plan.options, *ignored], targets=targets)
+
+
+REPAIRS: tuple[Repair, ...] = (
+    no_matching_version,
+    conflicting_requirements,
+    no_version,
+    missing_file,
+    no_editable_hook,
+    old_setuptools,
+    young_setuptools,
+    binary_instead,
+    missing_build_module,
+    failing_requirement,
+    unknown_option,
+    missing_plugins,
+    missing_module,
+    missing_fixture,
+    django_settings,
+    old_pytest,
+    conflicting_names,
+    async_tests,
+    unknown_mark,
+    other_asyncio,
+    warnings_as_errors,
+    aged_dependency,
+    newer_pytest,
+    bad_configuration,
+    endless,
+    out_of_reach,
+)
+"""In the order in which they are asked: the surest first."""
+
+
+def repaired(failure: Failure) -> Iterator[tuple[str, Plan]]:
+    """The plans that repairs propose, with the repair's name."""
+    for repair in REPAIRS:
+        plan = repair(failure)
+        if plan is not None:
+            yield repair.__name__, plan
