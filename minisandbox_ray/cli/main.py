@@ -8,7 +8,7 @@ import os
 import sys
 
 from minisandbox_ray import __version__
-from minisandbox_ray.cli import build, cache, doctor, factory, pool, rollout, shell, status, validate
+from minisandbox_ray.cli import build, cache, doctor, evaluate, factory, pool, rollout, shell, status, validate
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 
 VERBS = {
@@ -17,6 +17,7 @@ VERBS = {
     "factory": factory,
     "validate": validate,
     "rollout": rollout,
+    "evaluate": evaluate,
     "status": status,
     "pool": pool,
     "cache": cache,

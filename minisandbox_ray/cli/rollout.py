@@ -2,19 +2,21 @@
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from minisandbox_ray.cli.inputs import add_isolation, read_tasks
+from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task, require_environments
 
@@ -35,18 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the gold fix; submit at once; a few harmless commands; or the actions of earlier trajectories",
     )
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="episodes per task (default: 1)")
+    parser.add_argument("--limit", type=int, metavar="N", help="play the first N tasks only")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="sample k of a task has seed S + k")
+    add_batch_arguments(parser)
+
+
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of every verb that plays a batch of episodes."""
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="trajectories.jsonl is written there; what it holds already is not played again (default: a new directory "
-        "in runs/)",
+        help="trajectories.jsonl and report.json are written there; what it holds already is not played again "
+        "(default: a new directory in runs/)",
     )
     parser.add_argument(
         "--concurrency", type=int, metavar="N", help="episodes at a time (default: the cluster's slots)"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="play the first N tasks only")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="sample k of a task has seed S + k")
     add_isolation(parser)
     parser.add_argument("--address", help="Ray cluster to run on; default: RAY_ADDRESS, else a local one")
     parser.add_argument("--pool", metavar="NAME", help="pool to share with other drivers; default: one of its own")
@@ -55,30 +62,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Play what is not there yet, and print a summary; 0 also where episodes failed: a rerun tries them again."""
     from minisandbox_ray.rollout.policies import choose_policy
-    from minisandbox_ray.rollout.trajectory import TrajectoryFile, task_digest
+    from minisandbox_ray.rollout.results import make_report
 
-    for name in ("samples", "concurrency", "limit"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
+    check_positive(arguments, "samples", "concurrency", "limit")
     tasks = read_tasks(arguments.tasks, arguments.isolation)[: arguments.limit]
     if not tasks:
         raise ConfigError(f"{arguments.tasks} holds no tasks")
     require_environments(tasks)
-    episode, cluster, archives = _settings(arguments)
-    policy, make_policy, turns = choose_policy(arguments.policy, tasks, arguments.samples)
-    episode = episode.model_copy(update={"max_turns": max(episode.max_turns, turns)})
-    output = arguments.output or Path("runs") / time.strftime("rollout-%Y%m%d-%H%M%S")
+    policy = choose_policy(arguments.policy, tasks, arguments.samples)
     wanted = [(task, sample) for task in tasks for sample in range(arguments.samples)]
+    rows, path = play_batch(arguments, wanted, policy, arguments.seed)
+    write_report(path.parent, make_report([task.instance_id for task in tasks], rows))
+    return 0
+
+
+def check_positive(arguments: argparse.Namespace, *names: str) -> None:
+    """Raise ConfigError for an option below 1."""
+    for name in names:
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
+
+
+def write_report(directory: Path, report: dict[str, Any]) -> Path:
+    """DIRECTORY/report.json. Raises ConfigError if it cannot be written."""
+    path = directory / "report.json"
+    try:
+        write_atomically(path, json.dumps(report, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def play_batch(
+    arguments: argparse.Namespace,
+    wanted: list[tuple[Task, int]],
+    chosen: "tuple[str, Callable[[], Policy], int]",
+    seed: int,
+) -> "tuple[list[Trajectory], Path]":
+    """Play what is not in the output yet, and print a summary -> (a row for each of `wanted`, the file)."""
+    from minisandbox_ray.rollout.trajectory import TrajectoryFile, task_digest
+
+    episode, cluster, archives = _settings(arguments)
+    policy, make_policy, turns = chosen
+    episode = episode.model_copy(update={"max_turns": max(episode.max_turns, turns)})
+    output = arguments.output or Path("runs") / time.strftime(f"{arguments.verb}-%Y%m%d-%H%M%S")
     started = time.monotonic()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with TrajectoryFile(output) as file:
-            _check_same(file, policy, arguments.seed)
+            _check_same(file, policy, seed)
             finished = {pair: row.task_digest for pair, row in file.last.items() if row.is_finished}
             episodes = [pair for pair in wanted if finished.get((pair[0].instance_id, pair[1])) != task_digest(pair[0])]
             try:
                 if episodes:
-                    _play(episodes, file, policy, make_policy, arguments, episode, cluster, archives)
+                    _play(episodes, file, policy, make_policy, seed, arguments.concurrency, episode, cluster, archives)
             except (KeyboardInterrupt, SystemExit):
                 done = sum((task.instance_id, sample) in file.last for task, sample in wanted)
                 text = f"{done} of {len(wanted)} trajectories are in {file.path}; go on with --output {output}"
@@ -88,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(summary(rows, len(episodes), time.monotonic() - started, file.path))
             for owner, row in {row.failure_owner: row for row in rows if not row.is_finished}.items():
                 print(f"{row.instance_id} ({owner}): {row.failure}", file=sys.stderr)
+            return rows, file.path
     finally:
         signal.signal(signal.SIGTERM, before)
-    return 0
 
 
 def _settings(arguments: argparse.Namespace) -> "tuple[EpisodeConfig, ClusterConfig, str | None]":
@@ -129,7 +166,8 @@ def _play(
     file: "TrajectoryFile",
     policy: str,
     make_policy: "Callable[[], Policy]",
-    arguments: argparse.Namespace,
+    seed: int,
+    concurrency: int | None,
     episode: "EpisodeConfig",
     cluster: "ClusterConfig",
     archives: str | None,
@@ -158,9 +196,9 @@ def _play(
                 pool,
                 make_policy,
                 policy=policy,
-                seed=arguments.seed,
+                seed=seed,
                 config=episode,
-                concurrency=arguments.concurrency,
+                concurrency=concurrency,
                 on_trajectory=on_trajectory,
             )
         )

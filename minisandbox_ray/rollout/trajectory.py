@@ -102,7 +102,7 @@ class TrajectoryFile:
     def __init__(self, directory: Path) -> None:
         self.path = directory / "trajectories.jsonl"
         self.last: dict[tuple[str, int], Trajectory] = {}
-        """What the file holds by (instance_id, sample), without turns and diffs."""
+        """What the file holds by (instance_id, sample), without texts, diffs and grades."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -142,7 +142,8 @@ class TrajectoryFile:
         os.ftruncate(self._descriptor, end)
 
     def _keep(self, trajectory: Trajectory) -> None:
-        small = trajectory.model_copy(update={"turns": [], "diff": "", "graded": None})
+        turns = [turn.model_copy(update={"action": "", "observation": ""}) for turn in trajectory.turns]
+        small = trajectory.model_copy(update={"turns": turns, "diff": "", "graded": None})
         self.last[trajectory.instance_id, trajectory.sample] = small
 
     def append(self, trajectory: Trajectory) -> None:

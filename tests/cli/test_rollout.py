@@ -8,41 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rollout.calc import FIX, build_task, cache_in
+from rollout.calc import FIX
 
 from minisandbox_ray.cli.main import main
-from minisandbox_ray.cluster import ClusterConfig, connect
-from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import Command, parse_action
 from minisandbox_ray.rollout.policies import HARMLESS, choose_policy
 from minisandbox_ray.rollout.trajectory import Trajectory, TrajectoryFile
 from minisandbox_ray.tasks import Task, save_tasks
-
-
-@pytest.fixture(scope="module")
-def tasks(sandboxes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Task]]:
-    with cache_in(tmp_path_factory.mktemp("cache")) as cache:
-        task = build_task(cache, NodeStore(cache / "store"), tmp_path_factory.mktemp("source"))
-        yield [task, task.model_copy(update={"instance_id": "calc__2"})]
-
-
-@pytest.fixture(scope="module")
-def file(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tasks") / "tasks.jsonl"
-    save_tasks(tasks, path)
-    return path
-
-
-@pytest.fixture
-def cluster(tasks: list[Task], tmp_path: Path) -> Iterator[None]:
-    """This process's own, which the verb finds."""
-    with connect(ClusterConfig(address="local"), tmp_path / "cluster"):
-        yield
 
 
 def rows(output: Path) -> list[dict]:
@@ -173,7 +149,7 @@ def test_killed_and_stopped_and_gone_on_with(tasks: list[Task], file: Path, tmp_
     while list(temporary.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert list(temporary.iterdir()) == []  # of the clusters, the killed one's too
-    assert [path.name for path in output.iterdir()] == ["trajectories.jsonl"]
+    assert sorted(path.name for path in output.iterdir()) == ["report.json", "trajectories.jsonl"]
 
 
 def test_bad_input_is_one_line_and_status_2(
