@@ -191,7 +191,7 @@ def _test_requirements(
 
 def _requirement_files(tree: SourceTree) -> list[str]:
     """What may list requirements for tests. Below a directory of tests, most such files are what the tests read."""
-    of_tests = r"^tests?/([\w-]*requirements|requirements[\w-]*)\.\w+$"
+    of_tests = r"^tests?/(([\w-]+[-_])?requirements|requirements[-_](tests?|dev|ci))\.\w+$"
     return [
         path
         for path in sorted(tree.texts)

@@ -473,10 +473,9 @@ def _folder_of(tree: SourceTree, module: str) -> str | None:
     """The directory from which a module of the tree can be imported, empty for the root; None if it has none."""
     path = module.replace(".", "/")
     endings = (f"{path}.py", f"{path}/__init__.py")
-    found = [each for each in tree.paths if each.endswith(endings) and each.removesuffix(".py").endswith(path)]
     places = {
         each[: -len(ending)].rstrip("/")
-        for each in found
+        for each in tree.paths
         for ending in endings
         if each == ending or each.endswith(f"/{ending}")
     }

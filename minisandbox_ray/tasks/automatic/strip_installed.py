@@ -40,4 +40,5 @@ def strip(site: Path, info: Path, root: Path) -> None:
             folder.rmdir()
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

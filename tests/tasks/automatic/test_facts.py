@@ -1,0 +1,184 @@
+"""What is read from source trees of several kinds."""
+
+from minisandbox_ray.tasks.automatic.facts import detect
+from minisandbox_ray.tasks.automatic.tree import SourceTree
+
+TEST = "import pytest\n\ndef test_it():\n    pass\n"
+
+TOX = """
+[tox]
+envlist = py{36,37},lint
+[testenv]
+extras = speed
+setenv = MODE = {toxinidir}/x
+deps =
+    -r requirements/test.txt
+    py36: dataclasses
+    flake8
+"""
+
+
+def tree(texts: dict[str, str]) -> SourceTree:
+    return SourceTree(frozenset(texts), texts)
+
+
+def test_a_modern_project() -> None:
+    facts = detect(
+        tree(
+            {
+                "pyproject.toml": """
+                    [build-system]
+                    requires = ["hatchling", "hatch-vcs"]
+                    build-backend = "hatchling.build"
+                    [project]
+                    name = "demo"
+                    dynamic = ["version"]
+                    requires-python = ">=3.9"
+                    dependencies = ["attrs>=20"]
+                    classifiers = ["Programming Language :: Python :: 3.11", "Programming Language :: Python :: 3"]
+                    [project.optional-dependencies]
+                    test = ["demo[extra]", "pytest>=7", "mypy"]
+                    extra = ["msgpack; python_version < '3.12'"]
+                    docs = ["sphinx"]
+                    [dependency-groups]
+                    tests = [{include-group = "base"}, "freezegun"]
+                    base = ["responses"]
+                    [tool.pytest.ini_options]
+                    testpaths = ["checks"]
+                    addopts = "--cov=demo"
+                """,
+                "src/demo/__init__.py": "",
+                "checks/test_demo.py": TEST,
+                "other/test_other.py": TEST,
+            }
+        )
+    )
+    assert (facts.name, facts.requires_python, facts.backend) == ("demo", ">=3.9", "hatchling.build")
+    assert facts.tested == ["3.11"]
+    assert facts.import_path == "src"
+    assert facts.targets == ["checks"]
+    assert facts.version_variables == ["SETUPTOOLS_SCM_PRETEND_VERSION"]
+    assert facts.dependencies == ["attrs>=20"]
+    expected = ['msgpack; python_version < "3.12"', "pytest>=7", "responses", "freezegun", "pytest-cov"]
+    assert facts.test_requirements == expected
+
+
+def test_setup_py_is_read_and_not_run() -> None:
+    setup = """
+        import os, sys
+        raise SystemExit("it was run")
+        NAME = "old" + "-project"
+        tests = ["nose", "mock>=1"]
+        extras = {"testing": tests + ["WebTest"]}
+        extras["docs"] = ["sphinx"]
+        tests += ["six"]
+        setup(name=NAME, version="1.2", install_requires=["requests"], extras_require=extras, tests_require=tests,
+              python_requires=">=2.7, !=3.0.*", use_scm_version=True,
+              classifiers=["Programming Language :: Python :: 3.7"])
+    """
+    setup = "\n".join(line.removeprefix("        ") for line in setup.splitlines())
+    facts = detect(tree({"setup.py": setup, "old/__init__.py": "", "old/tests/test_a.py": "import unittest\n"}))
+    assert (facts.name, facts.version, facts.requires_python) == ("old-project", "1.2", ">=2.7, !=3.0.*")
+    assert facts.test_requirements == ["nose", "mock>=1", "WebTest", "six"]
+    assert facts.targets == ["old/tests"]
+    assert facts.runner == "nose"
+    assert facts.tested == ["3.7"]
+
+
+def test_poetry() -> None:
+    facts = detect(
+        tree(
+            {
+                "pyproject.toml": """
+                    [tool.poetry]
+                    name = "verse"
+                    version = "0.1"
+                    [tool.poetry.dependencies]
+                    python = "^3.8"
+                    click = "^8.0.1"
+                    rich = {version = "~12.1", extras = ["jupyter"]}
+                    redis = {version = "*", optional = true}
+                    private = {git = "https://example.org/x.git"}
+                    [tool.poetry.group.test.dependencies]
+                    pytest = "^0.5"
+                    pytest-mock = "3.1.0"
+                """,
+                "test_verse.py": TEST,
+            }
+        )
+    )
+    assert facts.requires_python == ">=3.8,<4"
+    assert facts.dependencies == ["click<9,>=8.0.1", "rich[jupyter]<12.2,>=12.1"]
+    assert facts.test_requirements == ["pytest<0.6,>=0.5", "pytest-mock==3.1.0"]
+    assert facts.targets == ["test_verse.py"]
+
+
+def test_tox_requirement_files_and_ci() -> None:
+    facts = detect(
+        tree(
+            {
+                "setup.cfg": "[metadata]\nname = legacy\n",
+                "setup.py": "from setuptools import setup\nsetup()\n",
+                "tox.ini": TOX,
+                "requirements/test.txt": "-r base.txt\npytest==3.0  # old\nparameterized --hash=sha256:0\n-e .[speed]\n",
+                "requirements/base.txt": "simplejson\nhttps://example.org/a.zip\n",
+                "requirements/docs.txt": "sphinx\n",
+                ".github/workflows/ci.yml": "      python-version: ['3.8', 3.9, '3.10']\n",
+                "tests/test_legacy.py": "import yaml\nfrom tests import helper\n",
+                "tests/requirements_of_a_test.txt": "danger\n",
+            }
+        )
+    )
+    assert facts.tested == ["3.6", "3.7", "3.8", "3.9", "3.10"]
+    assert facts.test_requirements == ["simplejson", "pytest==3.0", "parameterized", "PyYAML"]
+    assert facts.essential_requirements == ["PyYAML"]
+    assert facts.variables == {"MODE": "/testbed/x"}
+
+
+def test_metadata_of_a_source_distribution() -> None:
+    facts = detect(
+        tree(
+            {
+                "PKG-INFO": "Metadata-Version: 2.1\nName: shipped\nVersion: 3.1\nRequires-Python: <3.12\n"
+                "Requires-Dist: idna (>=2)\n"
+                'Requires-Dist: pytest; (python_version > "3.6") and extra == "test"\n\nText\n',
+                "setup.py": "from setuptools import setup\nsetup(**read_everything())\n",
+                "test/test_shipped.py": "",
+            }
+        )
+    )
+    assert (facts.name, facts.version, facts.requires_python) == ("shipped", "3.1", "<3.12")
+    assert facts.dependencies == ["idna>=2"]
+    assert facts.test_requirements == ['pytest; python_version > "3.6"']
+
+
+def test_django_s_settings_are_found() -> None:
+    facts = detect(
+        tree(
+            {
+                "tests/settings.py": "INSTALLED_APPS = []\n",
+                "tests/test_views.py": "from django.test import TestCase\n",
+                "runtests.py": "os.environ['DJANGO_SETTINGS_MODULE'] = 'tests.settings'\n",
+            }
+        )
+    )
+    assert (facts.runner, facts.settings_module) == ("django", "tests.settings")
+    assert "pytest-django" in facts.test_requirements
+
+
+def test_nonsense_is_left_out() -> None:
+    facts = detect(
+        tree(
+            {
+                "pyproject.toml": "[project\nname = 1",
+                "setup.cfg": "no section\n[options\n",
+                "setup.py": "print 'two'",
+                "tox.ini": "\0",
+                "requirements-test.txt": "=== what\n-r ../../etc/passwd\n-r requirements-test.txt\npytest\n",
+                "noxfile.py": "def tests(s): (",
+                "tests/test_x.py": "(" * 5000,
+            }
+        )
+    )
+    assert facts.test_requirements == ["pytest"]
+    assert facts.name == ""

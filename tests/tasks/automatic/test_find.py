@@ -1,0 +1,72 @@
+"""Searches from end to end, with real builds of small trees."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.environments import NodeStore, Source, cache_root
+from minisandbox_ray.environments.archive import archive_path
+from minisandbox_ray.errors import BuildError
+from minisandbox_ray.tasks.automatic import AutomaticConfig, find_environment
+
+SETUP = "from setuptools import setup\nsetup(name='demo', version='1', py_modules=['demo'])\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of our own, with the user's downloaded wheels."""
+    wheels = cache_root() / "wheels"
+    root = tmp_path_factory.mktemp("cache")
+    if wheels.is_dir():
+        (root / "wheels").symlink_to(wheels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINISANDBOX_CACHE", str(root))
+        yield root
+
+
+def write(root: Path, files: dict[str, str]) -> Source:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Source(kind="path", path=root)
+
+
+def test_a_tree_that_needs_a_repair(cache: Path, tmp_path: Path) -> None:
+    source = write(
+        tmp_path,
+        {
+            "setup.py": SETUP,
+            "demo.py": "import inflection\n\n\ndef many(word):\n    return inflection.pluralize(word)\n",
+            "tests/test_demo.py": "import demo\n\n\ndef test_many():\n    assert demo.many('test') == 'tests'\n",
+        },
+    )
+    archives, store, lines = cache / "archives", NodeStore(cache / "store"), list[str]()
+    config = AutomaticConfig(attempts=2)
+    try:
+        found = find_environment(source, archives=archives, store=store, config=config, log=lines.append)
+    except BuildError as error:
+        if "index" in str(error) or "No matching distribution found for pytest" in str(error):
+            pytest.skip(f"no package index within reach: {error}")
+        raise
+    assert found.learned == ["inflection"] and found.attempts == 2 and len(lines) == 2
+    assert found.passing == ["tests/test_demo.py::test_many"] and not found.failing
+    assert found.test_targets == ["tests"] and archive_path(archives, found.digest).exists()
+    assert len(list(archives.glob("*.tar.zst"))) == 1, "the failed attempt's archive is gone"
+    notes = [json.loads(line) for line in found.attempt_log.read_text().splitlines()]
+    assert notes[1]["repairs"] == ["missing_module"] and "No module named 'inflection'" in notes[1]["log"]
+    assert find_environment(source, archives=archives, store=store, config=config) == found
+
+
+def test_a_tree_without_tests_is_told_at_once(cache: Path, tmp_path: Path) -> None:
+    source = write(tmp_path, {"setup.py": SETUP, "demo.py": ""})
+    with pytest.raises(BuildError, match=r"has no tests .*jsonl"):
+        find_environment(source, archives=cache / "archives", store=NodeStore(cache / "store"))
+
+
+def test_a_python_that_nobody_has_is_told_at_once(cache: Path, tmp_path: Path) -> None:
+    setup = SETUP.replace("version='1'", "version='1', python_requires='<3'")
+    source = write(tmp_path, {"setup.py": setup, "tests/test_demo.py": ""})
+    with pytest.raises(BuildError, match=r"wants python <3; this machine has 3\."):
+        find_environment(source, archives=cache / "archives", store=NodeStore(cache / "store"))

@@ -1,0 +1,177 @@
+"""What a log says, and what the next plan does about it. The texts are what pip and pytest print."""
+
+from dataclasses import replace
+
+import pytest
+
+from minisandbox_ray.tasks.automatic.facts import Facts
+from minisandbox_ray.tasks.automatic.plans import Plan
+from minisandbox_ray.tasks.automatic.repairs import Failure, missing_system_package, repaired
+from minisandbox_ray.tasks.automatic.tree import SourceTree
+from minisandbox_ray.tasks.automatic.trial import Stage, Trial
+
+PLAN = Plan(python="3.9.18", requirements=["mock==1.0", "pytest"], exclude_newer="2021-01-01", targets=["tests"])
+FACTS = Facts(
+    name="demo",
+    version="1.2",
+    dependencies=["six>=1"],
+    test_requirements=["WebTest>=2", "mock==1.0"],
+    essential_requirements=["mock"],
+    build_requires=["setuptools"],
+    targets=["tests"],
+)
+
+
+def next_plan(
+    log: str, stage: Stage, plan: Plan = PLAN, cause: str = "", paths: tuple[str, ...] = ()
+) -> tuple[str, Plan]:
+    trial = Trial(plan, stage, cause, log)
+    return next(repaired(Failure(trial, FACTS, SourceTree(frozenset(paths)))), ("", plan))
+
+
+@pytest.mark.parametrize(
+    ("log", "repair", "changes"),
+    [
+        (
+            "ERROR: No matching distribution found for mock==1.0",
+            "no_matching_version",
+            {"requirements": ["pytest", "mock"]},
+        ),
+        ("ERROR: No matching distribution found for six>=1", "no_matching_version", {"exclude_newer": ""}),
+        (
+            "ERROR: ResolutionImpossible: for help visit",
+            "conflicting_requirements",
+            {"requirements": ["mock", "pytest"]},
+        ),
+        (
+            "ModuleNotFoundError: No module named 'Cython'",
+            "missing_build_module",
+            {"strategy": "no-isolation", "build_requirements": ["setuptools<66", "wheel", "Cython"]},
+        ),
+        (
+            "error in demo setup command: use_2to3 is invalid.",
+            "old_setuptools",
+            {"strategy": "no-isolation", "build_requirements": ["setuptools<58", "wheel"]},
+        ),
+        (
+            '(A "pyproject.toml" file was found, but editable mode requires a setup.py)',
+            "no_editable_hook",
+            {"strategy": "metadata"},
+        ),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'requirements/base.txt'",
+            "missing_file",
+            {"prepare": ["mkdir -p ./requirements && touch requirements/base.txt"]},
+        ),
+        (
+            "LookupError: setuptools-scm was unable to detect version for /testbed.",
+            "no_version",
+            {"variables": {"SETUPTOOLS_SCM_PRETEND_VERSION": "1.2"}},
+        ),
+        ("  ERROR: Failed building wheel for mock", "failing_requirement", {"requirements": ["pytest"]}),
+    ],
+)
+def test_a_failed_build(log: str, repair: str, changes: dict[str, object]) -> None:
+    name, plan = next_plan(log, "build")
+    assert name == repair
+    assert {key: getattr(plan, key) for key in changes} == changes
+    assert plan.learned
+
+
+@pytest.mark.parametrize(
+    ("log", "repair", "changes"),
+    [
+        (
+            "E   ModuleNotFoundError: No module named 'webtest'",
+            "missing_module",
+            {"requirements": ["mock==1.0", "pytest", "WebTest>=2"]},
+        ),
+        (
+            "E   ModuleNotFoundError: No module named 'yaml'\nE   ModuleNotFoundError: No module named 'bs4.element'",
+            "missing_module",
+            {"requirements": ["mock==1.0", "pytest", "PyYAML", "beautifulsoup4"]},
+        ),
+        (
+            "E       fixture 'mocker' not found",
+            "missing_fixture",
+            {"requirements": ["mock==1.0", "pytest", "pytest-mock"]},
+        ),
+        (
+            "pytest: error: unrecognized arguments: --cov=demo --cov-report=xml -n4",
+            "unknown_option",
+            {"requirements": ["mock==1.0", "pytest", "pytest-cov", "pytest-xdist"]},
+        ),
+        ("pytest: error: unrecognized arguments: --flake8", "unknown_option", {"options": ["-o", "addopts="]}),
+        (
+            "async def functions are not natively supported.",
+            "async_tests",
+            {"requirements": ["mock==1.0", "pytest", "pytest-asyncio"]},
+        ),
+        ("yield tests were removed in pytest 4.0", "old_pytest", {"requirements": ["mock==1.0", "pytest<4"]}),
+        ("ERROR: Missing required plugins: pytest-foo, pytest-bar", "missing_plugins", {}),
+        (
+            "import file mismatch:\nimported module 'test_a'",
+            "conflicting_names",
+            {"options": ["--import-mode=importlib"]},
+        ),
+        ("E   DeprecationWarning: pkg is deprecated", "warnings_as_errors", {"options": ["-W", "default"]}),
+        ("AttributeError: module 'numpy' has no attribute 'float'", "aged_dependency", {}),
+    ],
+)
+def test_tests_that_do_not_run(log: str, repair: str, changes: dict[str, object]) -> None:
+    name, plan = next_plan(log, "collect")
+    assert name == repair
+    assert {key: getattr(plan, key) for key in changes} == changes
+
+
+def test_a_helper_beside_the_tests_is_found_before_the_index_is_asked() -> None:
+    log = "E   ModuleNotFoundError: No module named 'helpers'"
+    name, plan = next_plan(log, "collect", paths=("tests/lib/helpers/__init__.py", "tests/test_a.py"))
+    assert (name, plan.paths, plan.requirements) == ("missing_module", ["tests/lib"], PLAN.requirements)
+
+
+def test_a_module_of_the_package_does_not_hide_a_project() -> None:
+    log = "E   ModuleNotFoundError: No module named 'yaml'"
+    _, plan = next_plan(log, "collect", paths=("demo/yaml.py",))
+    assert plan.requirements[-1] == "PyYAML"
+
+
+def test_a_suite_without_end_gets_a_limit_per_test_once() -> None:
+    name, plan = next_plan("", "tests", cause="the suite takes longer than 120 s")
+    assert (name, plan.options) == ("endless", ["--timeout=10"])
+    assert next_plan("", "tests", plan, "the suite takes longer than 120 s")[0] == ""
+
+
+def test_files_that_want_a_network_are_left_out_only_if_half_remains() -> None:
+    trial = Trial(
+        PLAN,
+        "tests",
+        passing=["tests/test_a.py::test_1", "tests/test_a.py::test_2"],
+        failing=["tests/test_net.py::test_1"],
+        outside=["tests/test_net.py"],
+    )
+    failure = Failure(trial, FACTS, SourceTree())
+    name, plan = next(repaired(failure))
+    assert (name, plan.options) == ("out_of_reach", ["--ignore=tests/test_net.py"])
+    trial = replace(trial, failing=[f"tests/test_net.py::test_{number}" for number in range(3)])
+    assert list(repaired(Failure(trial, FACTS, SourceTree()))) == []
+
+
+def test_nothing_is_proposed_twice() -> None:
+    log = "E       fixture 'mocker' not found"
+    _, plan = next_plan(log, "collect")
+    assert next_plan(log, "collect", plan)[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("src/a.c:3:10: fatal error: libpq-fe.h: No such file or directory", "libpq-fe.h (Debian: libpq-dev)"),
+        ("fatal error: nobody/knows.h: No such file or directory", "nobody/knows.h"),
+        ("Error: pg_config executable not found.", "pg_config (Debian: libpq-dev)"),
+        ("error: can't find Rust compiler", "Rust compiler (Debian: rustc and cargo)"),
+        ("ImportError", ""),
+    ],
+)
+def test_what_the_system_lacks_is_told(log: str, said: str) -> None:
+    assert missing_system_package(log).removeprefix("the system lacks ") == said
