@@ -8,7 +8,19 @@ import os
 import sys
 
 from minisandbox_ray import __version__
-from minisandbox_ray.cli import build, cache, doctor, evaluate, factory, pool, rollout, shell, status, validate
+from minisandbox_ray.cli import (
+    build,
+    cache,
+    doctor,
+    evaluate,
+    factory,
+    pool,
+    rollout,
+    shell,
+    status,
+    trajectories,
+    validate,
+)
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 
 VERBS = {
@@ -18,6 +30,7 @@ VERBS = {
     "validate": validate,
     "rollout": rollout,
     "evaluate": evaluate,
+    "trajectories": trajectories,
     "status": status,
     "pool": pool,
     "cache": cache,

@@ -80,7 +80,7 @@ def check_positive(arguments: argparse.Namespace, *names: str) -> None:
     """Raise ConfigError for an option below 1."""
     for name in names:
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}")
 
 
 def write_report(directory: Path, report: dict[str, Any]) -> Path:

@@ -59,12 +59,14 @@ async def play_one(
     turns: list[Turn] = []
     info: dict = {}
     reward = 0.0
+    prompt = ""
     started = time.perf_counter()
     env = SandboxEnv(pool, config)
     try:
         observation, info = await env.areset(task, seed)
         seconds["wait"] += info["seconds"]["wait"]
         seconds["reset"] += sum(info["seconds"][part] for part in RESET_PARTS)
+        prompt = observation
         policy.reset(task, sample, seed)
         over = False
         while not over:
@@ -98,6 +100,8 @@ async def play_one(
         seed=seed,
         environment=task.environment,
         policy=name,
+        repo=task.repo,
+        prompt=prompt,
         turns=turns,
         diff=info.get("diff", ""),
         reward=reward,

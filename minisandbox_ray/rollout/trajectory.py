@@ -51,8 +51,12 @@ class Trajectory(BaseModel):
     """Digest of the task's environment."""
     policy: str
     """``gold``, ``empty``, ``random``, or name and digest of the file of actions."""
+    repo: str = ""
+    """The task's repository."""
+    prompt: str = ""
+    """What the first action answers; empty where reset failed."""
     turns: list[Turn]
-    """In order; the first action answers the task's problem statement."""
+    """In order."""
     diff: str
     """What was graded, as a git patch (bytes that are not UTF-8 are surrogate escapes); empty above 1 MiB."""
     reward: float
@@ -143,7 +147,7 @@ class TrajectoryFile:
 
     def _keep(self, trajectory: Trajectory) -> None:
         turns = [turn.model_copy(update={"action": "", "observation": ""}) for turn in trajectory.turns]
-        small = trajectory.model_copy(update={"turns": turns, "diff": "", "graded": None})
+        small = trajectory.model_copy(update={"prompt": "", "turns": turns, "diff": "", "graded": None})
         self.last[trajectory.instance_id, trajectory.sample] = small
 
     def append(self, trajectory: Trajectory) -> None:
