@@ -21,7 +21,7 @@ def run_printed(
     log_chars: int,
     longest: int,
 ) -> TestRun:
-    """Run a command at /testbed and parse what it prints. A log of more than `longest` characters tells nothing.
+    """Run a command at /testbed and parse what it prints. A log of more than `longest` bytes tells nothing.
 
     Nor does a run that a signal or a limit ended, or whose exit status says otherwise than the statuses. Raises
     SandboxError if the sandbox fails; ConfigError and TaskError as `load_parser`.
@@ -36,7 +36,7 @@ def run_printed(
         on_output=lambda stream, data: log.add(data),
     )
     limit = None if result.limit == "output" else result.limit
-    has_ended = not result.timed_out and limit is None and result.exit_code < 126 and not log.is_cut
+    has_ended = not result.timed_out and limit is None and result.exit_code < 126 and log.size <= longest
     text = log.text()
     statuses = parse_untrusted(parser, text) if has_ended else {}
     has_failures = any(status in {"failed", "error"} for status in statuses.values())

@@ -14,7 +14,7 @@ from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import Case, Status, TestRun, run_tests
 
 LARGEST_LOG = 16 << 20
-"""Characters of what a run prints that are looked at where a test can only be found there."""
+"""Bytes of what a run prints that are looked at where a test can only be found there."""
 _EXPECTED: dict[Status, str] = {"passed": "PASSED", "failed": "FAILED", "error": "ERROR"}
 """What R2E-Gym's parser makes of a status; others it does not know."""
 

@@ -234,14 +234,14 @@ class Tail:
             self._kept -= len(self._data.popleft())
 
     @property
-    def is_cut(self) -> bool:
-        """Whether something is missing."""
-        return self._size > self._kept or self._size > 4 * self._chars
+    def size(self) -> int:
+        """Bytes in all."""
+        return self._size
 
     def text(self) -> str:
         """At most so many characters, after a line that tells how much is missing."""
         text = b"".join(self._data)[-4 * self._chars :].decode("utf-8", "replace")
-        if len(text) <= self._chars and not self.is_cut:
+        if len(text) <= self._chars and self._size <= min(self._kept, 4 * self._chars):
             return text
         kept = text[-self._chars :]
         return f"[… {self._size - len(kept.encode())} bytes cut …]\n{re.sub(chr(0xFFFD) + '+', '', kept, count=1)}"
