@@ -37,7 +37,9 @@ def _swebench(repository: str) -> Parser | None:
     with _importing:
         parsers = _parsers_alone()
     if parsers is None:
-        from swebench.harness.log_parsers import MAP_REPO_TO_PARSER as parsers
+        from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
+
+        parsers = MAP_REPO_TO_PARSER
     parser = parsers.get(repository)
     # Of its second argument, the instance's specification, parsers for Python make no use.
     return None if parser is None else lambda log: parser(log, None)
