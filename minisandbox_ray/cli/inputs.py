@@ -13,6 +13,7 @@ from minisandbox_ray.environments import EnvSpec, Manifest, NodeStore, build_env
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.sandbox import Isolation
 from minisandbox_ray.tasks import Task, load_tasks, require_environments
+from minisandbox_ray.tasks.datasets import Loaded, Refusal
 from minisandbox_ray.tasks.quickstart import make_quickstart
 
 
@@ -51,11 +52,33 @@ def read_spec(path: Path) -> EnvSpec:
         raise ConfigError(f"{path} is not an EnvSpec: {field}: {first['msg']}") from error
 
 
-def build_spec(spec: EnvSpec, isolation: Isolation) -> Manifest:
+def build_spec(spec: EnvSpec, isolation: Isolation, repo_mirror: Path | None = None) -> Manifest:
     """Build the environment unless its archive exists, with a spinner on stderr."""
     archives, store = archives_and_store(isolation)
     with Console(stderr=True).status("building the environment"):
-        return build_environment(spec, archives, store)
+        return build_environment(spec, archives, store, repo_mirror=repo_mirror)
+
+
+def choose_tasks(loaded: Loaded, only: str | None) -> tuple[list[Task], list[Refusal]]:
+    """A data set's tasks and refused rows, or of those the ones that `only` names: ids with commas between, or a file
+    with one a line. Raises ConfigError for ids that the data set lacks."""
+    if only is None:
+        return loaded.tasks, loaded.refused
+    path = Path(only)
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else only.replace(",", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    wanted = {line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")}
+    known = [task.instance_id for task in loaded.tasks] + [row.instance_id for row in loaded.refused]
+    if lacking := sorted(wanted - set(known)):
+        near = difflib.get_close_matches(lacking[0], known, n=3, cutoff=0.3)
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        raise ConfigError(f"--only: the data set has no row {lacking[0]}{hint}")
+    if not wanted:
+        raise ConfigError(f"--only {only} names no row")
+    tasks = [task for task in loaded.tasks if task.instance_id in wanted]
+    return tasks, [row for row in loaded.refused if row.instance_id in wanted]
 
 
 def read_tasks(name: str, isolation: Isolation = "strict") -> list[Task]:
