@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task
+from minisandbox_ray.yaml_file import read_model
 
 SUBMIT = "```bash\nsubmit\n```"
 
@@ -73,8 +74,9 @@ class Recording(BaseModel):
 
 
 def choose_policy(name: str, tasks: list[Task], samples: int) -> tuple[str, Callable[[], Policy], int]:
-    """``gold``, ``empty``, ``random``, or a JSON lines file of recordings: (name in trajectories, what makes one for an
-    episode, turns that it must be given at least). Raises ConfigError for an unknown one, a bad line, a task without.
+    """``gold``, ``empty``, ``random``, a JSON lines file of recordings, or a YAML file with the fields of ChatConfig:
+    (name in trajectories, what makes one for an episode, turns that it must be given at least). Raises ConfigError for
+    an unknown one, a bad file, a task without.
     """
     if name == "gold":
         for task in tasks:
@@ -85,8 +87,15 @@ def choose_policy(name: str, tasks: list[Task], samples: int) -> tuple[str, Call
     if name == "random":
         return name, lambda: Scripted(_random), 1
     path = Path(name)
+    if path.suffix in {".yaml", ".yml"}:
+        from minisandbox_ray.rollout.chat import ChatConfig, chat_policy
+
+        return *chat_policy(read_model(path, ChatConfig)), 1
     if path.suffix != ".jsonl":
-        raise ConfigError(f"unknown policy {name}: choose gold, empty, random, or a file of actions, FILE.jsonl")
+        raise ConfigError(
+            f"unknown policy {name}: choose gold, empty, random, a file of actions, FILE.jsonl, or a model to ask, "
+            f"FILE.yaml"
+        )
     recorded, content = _read_recordings(path)
     for task in tasks:
         for sample in range(samples):
