@@ -19,7 +19,7 @@ _TESTS = re.compile(
 _DEVELOPMENT = re.compile(r"dev|develop|development|dev[-_]dependencies|ci|all|full|complete")
 _TEST_REQUIREMENTS = re.compile(r"(^|[/_.-])(tests?|testing|unittests?|pytest)([/_.-]|\d*\.)", re.IGNORECASE)
 _OTHER_REQUIREMENTS = re.compile(
-    r"(^|[/_.-])(docs?|lint|style|release|publish|typing|types|mypy|bench\w*|examples?|build)[/_.-]"
+    r"(^|[/_.-])(docs?|lint|style|release|publish|typing|types|mypy|bench\w*|examples?|build|min\w*|lowest|oldest)[/_.-]"
 )
 _AS_DEVELOPMENT = re.compile(r"(^|[/_.-])(dev\w*|ci|all)[/_.-]", re.IGNORECASE)
 _VERSION_VARIABLES = {
@@ -121,7 +121,7 @@ def detect(tree: SourceTree) -> Facts:
         backend=project.backend,
         build_requires=build_requires,
         dependencies=merged([dependencies], keep_all=True),
-        test_requirements=_without(merged([*declared, essential, plugins]), name),
+        test_requirements=_without(_beside(merged([*declared, essential, plugins]), needed), name),
         essential_requirements=_without(merged([essential, plugins]), name),
         has_compiled=any(path.endswith(_COMPILED) and not _SKIPPED.search(path) for path in tree.paths),
         has_setup_py="setup.py" in tree.paths,
@@ -140,6 +140,11 @@ def detect(tree: SourceTree) -> Facts:
 
 def _first(values: Iterable[str]) -> str:
     return next((value for value in values if value), "")
+
+
+def _beside(requirements: list[str], needed: set[str]) -> list[str]:
+    """Without what the project depends on anyway, in the versions that it says; an extra of it is more."""
+    return [text for text in requirements if name_of(text) not in needed or "[" in text.partition(";")[0]]
 
 
 def _without(requirements: list[str], name: str) -> list[str]:
