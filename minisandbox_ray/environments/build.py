@@ -36,11 +36,13 @@ from minisandbox_ray.environments.spec import (
     InterpreterId,
     Service,
     Source,
+    content_hash,
     environment_digest,
     tree_hash,
     tree_name,
 )
 from minisandbox_ray.environments.store import NodeStore
+from minisandbox_ray.environments.system import add_system_packages, system_binds, system_overlays
 from minisandbox_ray.errors import BuildError, ConfigError, StoreFullError
 from minisandbox_ray.sandbox import Bind, Limits, Sandbox, SandboxSpec
 
@@ -234,6 +236,13 @@ def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Lo
         "/build": scratch / "build",
         "/pip-cache": (cache_root() / "wheels").resolve(),
     }
+    system = scratch / "tree/system"
+    installed: list[str] = []
+    if spec.system_packages:
+        (scratch / "apt").mkdir()
+        installed = add_system_packages(spec.system_packages, system, scratch / "apt", store.isolation, log)
+        # What is compiled against them is of no use to who lacks them.
+        places["/pip-cache"] /= f"system-{content_hash(sorted(spec.system_packages))[:16]}"
     if spec.services:
         places["/opt/services"] = scratch / "tree/services"
     for folder in (*places.values(), scratch / "build/tmp", scratch / "build/sdist"):
@@ -265,7 +274,8 @@ def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Lo
         **spec.variables,
     }
     box_spec = SandboxSpec(
-        binds=binds + pip.binds,
+        overlays=system_overlays(system),
+        binds=binds + pip.binds + system_binds(system),
         env=env,
         network="host",
         hostname="build",
@@ -296,7 +306,7 @@ def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Lo
         if spec.services:
             build.step("compile the services", _FINISH_SERVICES, record=False)
     remove_tree(scratch / "build")
-    return build.commands
+    return installed + build.commands
 
 
 def _make_venv(build: _Build, command: str, folder: Path, blank: Path) -> None:

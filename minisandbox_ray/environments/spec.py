@@ -16,7 +16,7 @@ from minisandbox_ray.errors import BuildError
 FORMAT = 1
 """Version of the builder's output; part of every digest, so that a changed builder never reuses old archives."""
 
-_LATER_FIELDS = ("exclude_newer", "services")
+_LATER_FIELDS = ("exclude_newer", "services", "system_packages")
 """Fields of EnvSpec that came later: with their default they are no part of digests, so that older archives stay."""
 
 
@@ -138,6 +138,9 @@ class EnvSpec(BaseModel):
     installed; empty: no limit."""
     services: list[Service] = []
     """What runs beside tests and agent in every sandbox made from it."""
+    system_packages: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+~:-]*)?$")]] = []
+    """Debian packages that the build and every sandbox made from it see, with what they depend on: names, perhaps
+    with "=" and an exact version. Their maintainer scripts are not run."""
 
     def describe(self) -> str:
         """A few words for people: "inflection 0.5.1"."""

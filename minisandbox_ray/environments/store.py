@@ -32,6 +32,7 @@ from minisandbox_ray.environments.interpreters import (
 from minisandbox_ray.environments.layer import make_layer, write_layer_size
 from minisandbox_ray.environments.room import BLOCK, Room, free_room, is_full, reserve, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, InterpreterId, content_hash
+from minisandbox_ray.environments.system import system_binds, system_overlays
 from minisandbox_ray.errors import ArchiveError, BuildError, StoreFullError, TaskError
 from minisandbox_ray.sandbox import Bind, Isolation, Limits, Overlay, SandboxSpec
 
@@ -88,8 +89,9 @@ class Environment:
             overlays=[
                 Overlay(target="/venv", lower=[self.venv]),
                 Overlay(target="/testbed", lower=[*([layer] if layer else []), self.testbed]),
+                *system_overlays(self.root / "system"),
             ],
-            binds=binds,
+            binds=binds + system_binds(self.root / "system"),
             env={"VIRTUAL_ENV": "/venv", **{key: value for each in services for key, value in each.variables.items()}}
             | self.manifest.spec.variables,
             network=network or ("sink" if services else "none"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Overlay, Sandbox, SandboxSpec
 from minisandbox_ray.sandbox import sandbox as module
 
@@ -95,3 +96,8 @@ def test_patch_reproduces_the_tree(name: str, start: Factory, project: Path, tmp
 def test_repository_is_clean_at_the_start(start: Factory, project: Path) -> None:
     assert git(project, "status", "--short") == b""
     assert start(lower=project).run("git status --short").output == ""
+
+
+def test_the_base_system_is_not_copied(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="system packages lie over /usr, which takes overlay mounts"):
+        Sandbox(SandboxSpec(overlays=[Overlay(target="/usr", lower=[tmp_path, Path("/usr")])]))

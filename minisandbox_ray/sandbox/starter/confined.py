@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from . import attributes, cgroups, etc, first, init, landlock, paths, seccomp, syscalls, tree, watchdog, wire
+from . import attributes, cgroups, etc, first, init, landlock, paths, seccomp, sources, syscalls, tree, watchdog, wire
 
 LOST = (
     "no path is remapped (/testbed is <private directory>/root/testbed); the host's processes and all files' names are "
@@ -203,6 +203,7 @@ def _make_root(plan: wire.Message, directory: str) -> int:
         os.makedirs(f"{place}/{name}")
     root = os.open(place, _DIRECTORY)
     for overlay in plan["overlays"]:
+        sources.refuse_copy(overlay["target"])
         os.close(paths.make_directories(root, overlay["target"]))
         copy = paths.open_in_root(root, overlay["target"], _DIRECTORY)
         for path, *_ in overlay["lower"][::-1]:

@@ -252,6 +252,7 @@ def _copy_view(
 
     How large that was is kept with the layers: forks of forks do not get room anew.
     """
+    sources.refuse_copy(target)
     place = paths.make_directories(root, target)
     sys.mount("tmpfs", _by_descriptor(place), "tmpfs", _NOTHING_SPECIAL, "mode=755,size=1t,nr_inodes=1g")
     copy = paths.open_in_root(root, target, _DIRECTORY)

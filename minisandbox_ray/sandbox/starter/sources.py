@@ -38,6 +38,14 @@ def clone(plan: dict[str, Any], identity: Identity) -> list[int]:
     return mounts
 
 
+def refuse_copy(target: str) -> None:
+    """A whole /usr is too much to copy into memory for each sandbox. Raises OSError."""
+    if target == "/usr":
+        raise OSError(
+            "system packages lie over /usr, which takes overlay mounts: `doctor` says why there are none here"
+        )
+
+
 def _clone(source: list[Any], identity: Identity, attributes: int, *, recursive: bool, must_map: bool) -> int:
     path, *seen = source
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
