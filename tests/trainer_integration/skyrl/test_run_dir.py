@@ -6,6 +6,8 @@ import pytest
 
 from minisandbox_ray.config import load_config
 from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks import Task, save_tasks
+from minisandbox_ray.tasks.validation import stamped
 from trainer_integration.skyrl.bridge import run
 
 QUICKSTART = f"config={Path(__file__).parents[3] / 'configs' / 'quickstart.yaml'}"
@@ -27,6 +29,20 @@ def test_what_is_no_directory_is_refused(tmp_path: Path):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=f"run_dir {path} "):
             _run(path)
+
+
+def test_tasks_that_never_proved_valid_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MINISANDBOX_CACHE", str(tmp_path / "cache"))
+    task = Task(instance_id="a__1", repo="a", patch="x", environment="a" * 64, FAIL_TO_PASS=["t.py::test"])
+    save_tasks([task], tmp_path / "tasks.jsonl")
+    overrides = (f"tasks={tmp_path / 'tasks.jsonl'}", "policy=null", "skyrl.trainer.policy.model.path=none")
+    with pytest.raises(ConfigError, match=r"task a__1 of 1 never proved valid: run .* or set allow_unvalidated=true"):
+        _run(tmp_path / "run", *overrides)
+    # What comes next is looked at only where that is allowed, or the task has its mark.
+    save_tasks([stamped(task)], tmp_path / "tasks.jsonl")
+    for more in ((), ("allow_unvalidated=true",)):
+        with pytest.raises(ConfigError, match="train_batch_size"):
+            _run(tmp_path / "run", *overrides, *more)
 
 
 def test_a_refused_run_leaves_nothing(tmp_path: Path):
