@@ -281,6 +281,7 @@ class _Search:
     def _carry(self, plan: Plan) -> None:
         """What was learned on one interpreter helps on the next."""
         same = {"prepare": plan.prepare, "variables": plan.variables, "paths": plan.paths}
+        same |= {"system_packages": plan.system_packages}
         names = {text for each in self.queue for text in each.requirements}
         tests = {"options": plan.options, "targets": plan.targets} if plan.learned else {}
         more = [text for text in plan.requirements if text not in names] if plan.learned else []
@@ -338,8 +339,8 @@ class _Search:
         best = self.best or self.tried[-1]
         if best.digest:
             self._discard(best.digest)
-        lacking = next(filter(None, (missing_system_package(trial.log) for trial in self.tried)), "")
-        cause = lacking or best.cause or "it has no cause"
+        lacking = next(filter(None, (missing_system_package(trial.log)[0] for trial in self.tried)), "")
+        cause = f"the system lacks {lacking}" if lacking and best.stage == "build" else best.cause
         return (
             f"{self.source.describe()}: no environment found in {len(self.tried)} attempts; the best, with python "
             f"{best.plan.python}: {cause}; {self._where()}"

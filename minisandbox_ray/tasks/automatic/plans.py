@@ -53,6 +53,8 @@ class Plan(BaseModel):
     """What is installed together with the project."""
     build_requirements: list[str] = []
     """What is installed before it, for `no-isolation`."""
+    system_packages: list[str] = []
+    """Debian's packages in the environment's own layer."""
     prepare: list[str] = []
     """Shell commands before that, at /testbed."""
     paths: list[str] = []
@@ -125,6 +127,7 @@ class Plan(BaseModel):
             install=install,
             variables=self.variables,
             exclude_newer=self.exclude_newer,
+            system_packages=self.system_packages,
         )
 
 

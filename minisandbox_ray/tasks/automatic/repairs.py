@@ -234,7 +234,7 @@ HEADERS = {
     "augeas.h": "libaugeas-dev",
     "uuid/uuid.h": "uuid-dev",
     "boost/python.hpp": "libboost-python-dev",
-    "Rust compiler": "rustc and cargo",
+    "Rust compiler": "rustc cargo",
     "swig": "swig",
     "cmake": "cmake",
     "gfortran": "gfortran",
@@ -242,19 +242,14 @@ HEADERS = {
 """Debian's packages that have a header or program."""
 
 
-def missing_system_package(log: str) -> str:
-    """What the system lacks for a build, as a sentence; empty if that is not what the log tells."""
+def missing_system_package(log: str) -> tuple[str, list[str]]:
+    """The header or program that a build lacks, and Debian's packages that have it; empty if that is not what it is."""
     header = re.search(r"fatal error: ([\w./+-]+\.h(?:pp)?): No such file", log)
     program = re.search(r"(pg_config|mysql_config|krb5-config|xslt-config|curl-config|gdal-config)\b.*not found", log)
     program = program or re.search(r"(Rust compiler|swig|gfortran|dbus-1|xmlsec)\b.{0,80}not (?:be )?found", log)
-    program = program or re.search(
-        r"(?:can't find|cannot find|unable to find|No such file or directory:) '?(Rust compiler|swig|cmake)", log
-    )
+    program = program or re.search(r"(?:can't|cannot|unable to) find '?(Rust compiler|swig|cmake)", log)
     found = header or program
-    if found is None:
-        return ""
-    package = HEADERS.get(found[1], "")
-    return f"the system lacks {found[1]}" + (f" (Debian: {package})" if package else "")
+    return (found[1], HEADERS.get(found[1], "").split()) if found else ("", [])
 
 
 def _matches(pattern: str, log: str) -> list[str]:
@@ -426,6 +421,15 @@ def binary_instead(failure: Failure) -> Plan | None:
         if changed != failure.plan.requirements:
             return failure.plan.changed("psycopg2-binary", requirements=changed)
     return None
+
+
+def system_package(failure: Failure) -> Plan | None:
+    """A header or a program of Debian's."""
+    _, packages = missing_system_package(failure.log)
+    more = [name for name in packages if name not in failure.plan.system_packages]
+    if not failure.in_build or not more:
+        return None
+    return failure.plan.changed(", ".join(more), system_packages=[*failure.plan.system_packages, *more])
 
 
 def failing_requirement(failure: Failure) -> Plan | None:
@@ -725,6 +729,7 @@ REPAIRS: tuple[Repair, ...] = (
     old_setuptools,
     young_setuptools,
     binary_instead,
+    system_package,
     missing_build_module,
     failing_requirement,
     unknown_option,

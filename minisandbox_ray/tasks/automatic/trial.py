@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from minisandbox_ray.environments import Environment, NodeStore, Source, build_environment
-from minisandbox_ray.errors import BuildError, SandboxError, StoreFullError
+from minisandbox_ray.errors import BuildError, SandboxError
 from minisandbox_ray.sandbox import Limits, Sandbox
 from minisandbox_ray.tasks.automatic.facts import Facts
 from minisandbox_ray.tasks.automatic.plans import Plan
@@ -94,16 +94,19 @@ def attempt(
 ) -> Trial:
     """Build and test. Raises StoreFullError, ConfigError and ArchiveError, which are no fault of the plan's."""
     trial, started = Trial(plan), time.monotonic()
+    printed = [""]
+
+    def output(text: str) -> None:
+        printed[0] = text[-_LOG:]  # only the failed step's matters
+
     try:
-        output: list[str] = []
-        manifest = build_environment(plan.spec(source, facts), archives, store, output.append, repo_mirror)
+        manifest = build_environment(plan.spec(source, facts), archives, store, None, repo_mirror, output)
         trial.digest = manifest.digest
         with store.use(manifest.digest, archives) as environment:
             _test(trial, environment, suite_timeout)
-    except StoreFullError:
-        raise
     except BuildError as error:
-        trial.log = "\n".join([*output, str(error)])
+        # What the builder itself finds wrong is in the error alone.
+        trial.log = f"{printed[0]}\n{str(error).splitlines()[0]}" if "ended with status" in str(error) else str(error)
         trial.cause = _last_word(trial.log)
     except SandboxError as error:
         trial.cause = trial.log = str(error)

@@ -164,14 +164,16 @@ def test_nothing_is_proposed_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "name", "packages"),
     [
-        ("src/a.c:3:10: fatal error: libpq-fe.h: No such file or directory", "libpq-fe.h (Debian: libpq-dev)"),
-        ("fatal error: nobody/knows.h: No such file or directory", "nobody/knows.h"),
-        ("Error: pg_config executable not found.", "pg_config (Debian: libpq-dev)"),
-        ("error: can't find Rust compiler", "Rust compiler (Debian: rustc and cargo)"),
-        ("ImportError", ""),
+        ("src/a.c:3:10: fatal error: ldap.h: No such file or directory", "ldap.h", ["libldap2-dev"]),
+        ("fatal error: nobody/knows.h: No such file or directory", "nobody/knows.h", []),
+        ("Error: pg_config executable not found.", "pg_config", ["libpq-dev"]),
+        ("error: can't find Rust compiler", "Rust compiler", ["rustc", "cargo"]),
+        ("ImportError", "", []),
     ],
 )
-def test_what_the_system_lacks_is_told(log: str, said: str) -> None:
-    assert missing_system_package(log).removeprefix("the system lacks ") == said
+def test_what_the_system_lacks_is_told_and_taken_from_debian(log: str, name: str, packages: list[str]) -> None:
+    assert missing_system_package(log) == (name, packages)
+    _, plan = next_plan(log, "build")
+    assert plan.system_packages == packages
