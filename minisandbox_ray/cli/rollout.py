@@ -19,6 +19,7 @@ from minisandbox_ray.cli.inputs import add_isolation, read_tasks
 from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task, require_environments
+from minisandbox_ray.tasks.validation import is_validated
 
 if TYPE_CHECKING:
     from minisandbox_ray.cluster import ClusterConfig
@@ -71,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.tasks} holds no tasks")
     require_environments(tasks)
     policy = choose_policy(arguments.policy, tasks, arguments.samples)
+    if unknown := sum(not is_validated(task) for task in tasks):
+        print(f"warning: {unknown} of {len(tasks)} tasks never proved valid; `validate` tells", file=sys.stderr)
     wanted = [(task, sample) for task in tasks for sample in range(arguments.samples)]
     rows, path = play_batch(arguments, wanted, policy, arguments.seed)
     write_report(path.parent, make_report([task.instance_id for task in tasks], rows))
