@@ -99,8 +99,8 @@ def _job(task: Task, store: NodeStore, mirror: Path | None, tables: Tables) -> t
     if tables != "no-tables":
         try:
             recipe = find_recipe(task, mirror)
-        except BuildError as error:
-            if tables == "tables" or ("no table" not in str(error) and "recipe" not in str(error)):
+        except NoRecipeError:
+            if tables == "tables":
                 raise
         else:
             assert recipe.spec.source is not None

@@ -21,6 +21,10 @@ swebench/resources/swebench-og of the repository SWE-bench/SWE-bench.)"""
 _REPORTING = {"-rA", "-rs", "-v", "-vv", "--verbose", "-q", "--no-header", "--disable-warnings"}
 
 
+class NoRecipeError(BuildError):
+    """No table says how the task's environment is made."""
+
+
 class Recipe(BaseModel):
     """How a task's environment is built and its tests are run."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from minisandbox_ray.environments.repository import Commit
-from minisandbox_ray.errors import BuildError
+from minisandbox_ray.tasks.recipes.recipe import NoRecipeError
 
 REPLACED = {"types-pkg_resources": "types-setuptools", "types-pkg-resources": "types-setuptools"}
 """Yanked from PyPI (swebench.harness.test_spec.python, REPLACE_REQ_PACKAGES)."""
@@ -24,7 +24,7 @@ class Requirements:
 
 
 def read_requirements(commit: Commit, paths: Iterable[str]) -> Requirements:
-    """Of the first of `paths` that the commit has. Raises BuildError if it has none."""
+    """Of the first of `paths` that the commit has. Raises NoRecipeError if it has none."""
     wanted = list(paths)
     for path in wanted:
         text = commit.read(path)
@@ -32,7 +32,7 @@ def read_requirements(commit: Commit, paths: Iterable[str]) -> Requirements:
             found = Requirements()
             _add(commit, path, text.decode("utf-8-sig", "replace"), found, 0)
             return found
-    raise BuildError(f"{commit.name} has none of the requirement files {', '.join(wanted)}")
+    raise NoRecipeError(f"{commit.name} has none of the requirement files {', '.join(wanted)}")
 
 
 def _add(commit: Commit, path: str, text: str, found: Requirements, depth: int) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from minisandbox_ray.environments import EnvSpec, Source
 from minisandbox_ray.environments.repository import Commit, Log, find_commit
-from minisandbox_ray.errors import BuildError, ConfigError
+from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks.recipes.conda import pip_names, read_environment
-from minisandbox_ray.tasks.recipes.recipe import Recipe, nearest_python, pip_install, test_command, tools
+from minisandbox_ray.tasks.recipes.recipe import NoRecipeError, Recipe, nearest_python, pip_install, test_command, tools
 from minisandbox_ray.tasks.recipes.requirements import read_requirements
 from minisandbox_ray.tasks.recipes.services import services_of, trust_in_services
 from minisandbox_ray.tasks.recipes.shell import read_steps, settings
@@ -38,16 +38,16 @@ def knows_swe_bench(task: Task) -> bool:
 def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = None) -> Recipe:
     """The recipe of a task of SWE-bench.
 
-    Raises ConfigError where the package swebench is not installed; BuildError for a repository or version that its
-    tables lack, and a commit or requirement file that cannot be had.
+    Raises ConfigError where the package swebench is not installed; NoRecipeError for a repository or version that its
+    tables lack, and where the requirement file is missing; BuildError for a commit that cannot be had.
     """
     constants = _constants()
     versions = constants.MAP_REPO_VERSION_TO_SPECS_PY.get(task.repo)
     if versions is None:
-        raise BuildError(f"swebench's tables have no recipe for {task.repo}")
+        raise NoRecipeError(f"swebench's tables have no recipe for {task.repo}")
     table: dict[str, Any] | None = versions.get(task.version)
     if table is None:
-        raise BuildError(f"swebench's tables have no recipe for version {task.version} of {task.repo}")
+        raise NoRecipeError(f"swebench's tables have no recipe for version {task.version} of {task.repo}")
     notes: list[str] = []
     python = nearest_python(str(table["python"]), notes)
     commands = _packages(task, table, constants, python, mirror, log, notes)
@@ -111,7 +111,7 @@ def _packages(
         paths = constants.MAP_REPO_TO_ENV_YML_PATHS[task.repo]
         text = next(filter(None, map(commit.read, paths)), None)
         if text is None:
-            raise BuildError(f"{commit.name} has none of {', '.join(paths)}")
+            raise NoRecipeError(f"{commit.name} has none of {', '.join(paths)}")
         names = read_environment(text.decode("utf-8", "replace"))
     else:
         names = pip_names(shlex.split(source))

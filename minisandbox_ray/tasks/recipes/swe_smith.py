@@ -12,8 +12,8 @@ from typing import Any
 
 from minisandbox_ray.environments import EnvSpec, Source
 from minisandbox_ray.environments.repository import Log, find_commit
-from minisandbox_ray.errors import BuildError, ConfigError
-from minisandbox_ray.tasks.recipes.recipe import Recipe, nearest_python, test_command, tools
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks.recipes.recipe import NoRecipeError, Recipe, nearest_python, test_command, tools
 from minisandbox_ray.tasks.recipes.shell import read_steps
 from minisandbox_ray.tasks.task import Task
 
@@ -30,8 +30,8 @@ def knows_swe_smith(task: Task) -> bool:
 def swe_smith_recipe(task: Task, mirror: Path | None = None, log: Log | None = None) -> Recipe:
     """The recipe of a task of SWE-smith.
 
-    Raises ConfigError where the package swesmith is not installed; BuildError for a repository without a profile for
-    Python, and a commit that cannot be had.
+    Raises ConfigError where the package swesmith is not installed; NoRecipeError for a repository without a profile for
+    Python; BuildError for a commit that cannot be had.
     """
     profile = _profile(task)
     notes: list[str] = []
@@ -59,7 +59,7 @@ def _profile(task: Task) -> Any:
             task.base_commit
         ):
             return profile
-    raise BuildError(f"swesmith has no profile for {task.repo} at {task.base_commit} in Python")
+    raise NoRecipeError(f"swesmith has no profile for {task.repo} at {task.base_commit} in Python")
 
 
 @cache
