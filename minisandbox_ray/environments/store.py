@@ -12,6 +12,7 @@ crash leaves behind blocks anybody.
 """
 
 import errno
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -414,7 +415,13 @@ class NodeStore:
                 if not self.contains(digest):
                     self._unpack(read_manifest(archives, digest), archives)
         root = self._environments / digest
-        manifest = Manifest.model_validate_json((root / "manifest.json").read_bytes())
+        try:
+            manifest = Manifest.model_validate_json((root / "manifest.json").read_bytes())
+        except ValueError:
+            raise ArchiveError(
+                f"the unpacked environment {root} is damaged, or of another version of this package: delete it while "
+                f"nothing runs there, and it is unpacked again"
+            )
         return Environment(manifest, root, self.interpreter_of(manifest), self.isolation)
 
     def _unpack(self, manifest: Manifest, archives: Path) -> None:
@@ -465,7 +472,7 @@ class NodeStore:
             try:
                 used = self._lock(folder.name).stat().st_mtime
                 if (size := self._sizes.get(folder.name)) is None:
-                    size = Manifest.model_validate_json((folder / "manifest.json").read_bytes()).unpacked_bytes
+                    size = _unpacked_bytes((folder / "manifest.json").read_bytes())
                 total = sizes[folder.name] = size
                 for layer in (folder / "layers").glob("*"):
                     key = f"{folder.name}/{layer.name}"
@@ -553,3 +560,12 @@ def unpacked_room(manifest: Manifest) -> Room:
 
 def _words(base: BaseSystem) -> str:
     return f"{base.os}, {base.libc}, {base.arch}"
+
+
+def _unpacked_bytes(manifest: bytes) -> int:
+    """Of a manifest that another version of this package may have written; 0 if it is none: what nobody can use is
+    evicted in its turn all the same."""
+    try:
+        return int(json.loads(manifest)["unpacked_bytes"])
+    except (ValueError, KeyError, TypeError):
+        return 0

@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 from minisandbox_ray.environments import NodeStore, describe
 from minisandbox_ray.environments import store as store_module
 from minisandbox_ray.environments.archive import unpack
+from minisandbox_ray.errors import ArchiveError
 
 from .conftest import plant, wait_until
 
@@ -80,6 +82,23 @@ with NodeStore(Path(root)).use(digest, Path(shelf)):
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+def test_a_copy_of_another_version_is_told_of_and_evicted_in_its_turn(shelf: Path, tmp_path: Path) -> None:
+    old, new = (plant(shelf, name, files=20, size=1000) for name in "ab")
+    store = NodeStore(tmp_path / "store", budget_bytes=old.unpacked_bytes + 100)
+    store.materialise(old.digest, shelf)
+    manifest = tmp_path / "store" / "environments" / old.digest / "manifest.json"
+    manifest.chmod(0o644)
+    later = json.loads(manifest.read_text())
+    later["spec"]["a_field_of_the_future"] = 1
+    manifest.write_text(json.dumps(later))
+    with pytest.raises(ArchiveError, match="of another version of this package"):
+        store.materialise(old.digest, shelf)
+    store = NodeStore(tmp_path / "store", budget_bytes=old.unpacked_bytes + 100)
+    assert store.usage().bytes == old.unpacked_bytes
+    store.materialise(new.digest, shelf)
+    assert not store.contains(old.digest)
 
 
 def test_what_another_process_uses_is_never_evicted_until_it_dies(shelf: Path, tmp_path: Path) -> None:
