@@ -10,7 +10,7 @@ from minisandbox_ray.environments.archive import archive_path, manifest_path
 from minisandbox_ray.environments.build import find_digest
 from minisandbox_ray.environments.repository import find_commit
 from minisandbox_ray.errors import BuildError, TaskError
-from minisandbox_ray.tasks.recipes import Recipe, find_recipe
+from minisandbox_ray.tasks.recipes import NoRecipeError, Recipe, find_recipe
 from minisandbox_ray.tasks.task import Task
 
 Tables = Literal["tables", "auto", "no-tables"]
