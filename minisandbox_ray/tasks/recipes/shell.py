@@ -30,7 +30,7 @@ def read_steps(lines: Iterable[str]) -> Steps:
     for line in lines:
         if "apt-get" in line:
             for part in _SEPARATOR.split(line):
-                steps.system_packages += _apt_packages(part)
+                steps.system_packages += [each for each in _apt_packages(part) if each not in steps.system_packages]
                 if "apt-get" not in part:
                     steps.notes.append(f"left out: {part}")
         elif _LOCALES.search(line):
@@ -70,4 +70,4 @@ def _apt_packages(part: str) -> list[str]:
     words = [word for word in shlex.split(part) if "=" not in word and not word.startswith("-")]
     if words[:2] != ["apt-get", "install"]:
         return []
-    return words[2:]
+    return [word for word in words[2:] if word != "locales"]

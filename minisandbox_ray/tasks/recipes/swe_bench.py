@@ -54,7 +54,6 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
     steps = read_steps([*table.get("pre_install", []), table.get("install", "")])
     variables, evaluation = settings(table.get("eval_commands", []))
     notes += steps.notes + read_steps(evaluation).notes
-    notes += [f"left out: system package {name}" for name in steps.system_packages]
     base = find_commit(Source(kind="git", repository=task.repo, commit=task.base_commit), mirror, log)
     version = _version_setting(task, base)
     services = services_of(task.repo)
@@ -71,6 +70,7 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             variables=variables,
             exclude_newer=max(IMAGES, task.created_at[:10]),
             services=services,
+            system_packages=steps.system_packages,
         ),
         test_command=_test_command(table["test_cmd"]),
         test_targets=_targets(task, constants),

@@ -37,7 +37,7 @@ def swe_smith_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
     notes: list[str] = []
     python = nearest_python(profile.python_version, notes)
     steps = read_steps(profile.install_cmds)
-    notes += steps.notes + [f"left out: system package {name}" for name in steps.system_packages]
+    notes += steps.notes
     source = Source(kind="git", repository=task.repo, commit=profile.commit)
     return Recipe(
         spec=EnvSpec(
@@ -45,6 +45,7 @@ def swe_smith_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             source=source,
             packages=[*tools(python), "pytest"],
             install=steps.commands,
+            system_packages=steps.system_packages,
             exclude_newer=max(IMAGES, find_commit(source, mirror, log).date[:10]),
         ),
         test_command=test_command(_CONDA.sub("", profile.test_cmd)),

@@ -52,6 +52,7 @@ def test_swe_bench_of_other_shapes(mirror: Path, commit_to: Mirror) -> None:
     assert recipe.test_command[0] == "./tests/runtests.py"
     assert recipe.spec.variables["LANG"] == "C.UTF-8"
     assert recipe.spec.install[-1] == "python -m pip install -e ."
+    assert recipe.spec.system_packages == []
     assert any("python 3.5" in note for note in recipe.notes)
     xarray = commit_to("pydata/xarray", {"environment.yml": "dependencies: [numpy, iris, cdms2]"})
     recipe = find_recipe(_task("pydata/xarray", base_commit=xarray, version="0.12"), mirror)
