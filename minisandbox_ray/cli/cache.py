@@ -52,6 +52,12 @@ def _list(_: argparse.Namespace) -> int:
     for row in rows:
         table.add_row(*row.values())
     Console().print(table)
+    packed = [path.stat().st_size for path in archives.glob("*.tar.zst")]
+    usage = store.usage()
+    print(
+        f"{len(packed)} archives of {_size(sum(packed))}, {usage.environments} environments unpacked to "
+        f"{_size(usage.bytes)} of {_size(usage.budget_bytes)}; {_size(usage.free_bytes)} free"
+    )
     return 0
 
 

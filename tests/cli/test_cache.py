@@ -41,6 +41,7 @@ def test_without_an_action_it_lists(planted: list[Manifest], capsys: pytest.Capt
     assert run() == 0 and run("list") == 0
     printed = capsys.readouterr().out
     assert all(printed.count(each.digest[:12]) == 2 for each in planted)
+    assert "2 archives of 0.0 MB, 0 environments unpacked" in printed
 
 
 def test_verify_tells_what_is_damaged(planted: list[Manifest], capsys: pytest.CaptureFixture[str]) -> None:

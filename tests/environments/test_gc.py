@@ -1,6 +1,9 @@
 """What goes from the cache, what stays, and what is found out about it."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +14,9 @@ from minisandbox_ray.environments import Manifest, NodeStore
 from minisandbox_ray.environments.archive import archive_path, manifest_path
 from minisandbox_ray.environments.gc import Garbage, collect_garbage
 from minisandbox_ray.environments.verify import verify
+from minisandbox_ray.errors import MissingArchiveError
 
-from .conftest import plant
+from .conftest import plant, wait_until
 
 
 @pytest.fixture
@@ -155,3 +159,31 @@ def test_a_damaged_archive_is_found_and_the_copy_held_against_its_manifest(
     assert len(problems(digest, shelf, stores)) == 1
     stores[0].evict(digest)
     assert ["no archive and no unpacked copy" in each for each in problems(digest, shelf, stores)] == [True]
+
+
+PACKING = """
+import signal, sys
+from pathlib import Path
+from minisandbox_ray.environments import archive
+archive.os.fsync = lambda descriptor: signal.pause()
+archive.pack(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+"""
+
+
+def test_killed_while_it_packs_leaves_nothing_that_is_taken_for_an_archive(
+    shelf: Path, stores: list[NodeStore], tmp_path: Path
+) -> None:
+    tree, digest = tmp_path / "tree", "0" * 64
+    tree.mkdir()
+    (tree / "file").write_text("x")
+    with subprocess.Popen([sys.executable, "-c", PACKING, tree, shelf, digest]) as victim:
+        wait_until(lambda: victim.poll() is not None or any(path.stat().st_size for path in shelf.glob("*")))
+        victim.kill()
+    assert victim.returncode == -signal.SIGKILL, "it ended by itself"
+    (left,) = shelf.iterdir()
+    with pytest.raises(MissingArchiveError):
+        stores[0].materialise(digest, shelf)
+    assert list(collect_garbage([shelf], stores)) == []  # it might be somebody's who still writes
+    os.utime(left, (time.time() - 7200,) * 2)
+    assert [each.kind for each in collect_garbage([shelf], stores)] == ["half-written file"]
+    assert not list(shelf.iterdir())
