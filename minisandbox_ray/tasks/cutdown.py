@@ -52,7 +52,8 @@ DIRECTORIES = ("tests", ".git", "__pycache__", "*.egg-info", "*.dist-info", "*.e
 """Directories whose content is never the agent's (a distribution's metadata can register pytest plugins)."""
 
 SHADOWED = sys.stdlib_module_names | {
-    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "attr", "attrs", "minisandbox_witness"),
+    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "py", "attr", "attrs"),
+    *("minisandbox_witness", "minisandbox_runner", "minisandbox_core"),
     *("exceptiongroup", "tomli", "colorama", "pygments", "typing_extensions", "setuptools", "pkg_resources"),
     *("distutils", "imp", "asyncore", "asynchat", "mock"),
 }

@@ -11,6 +11,11 @@ diff that earns something is run again with tests that must fail. Each of these 
 and the last one all that forges without telling the two runs apart. Code written against this very file could evade
 them. Where one tells of help, the grade is `tampered`: not resolved, reward 0.
 
+The same holds for runners that the witness listens to in place of pytest (`runners.py`: SymPy's, unittest's). Where it
+cannot, statuses come from what a runner printed (`printed.py`), and there is no second run: `Grade.witnessed` is False,
+and what runs in the tests' process can print anything. An id that no test has, but a data set lists (a line that its
+parser took for one), is looked for in what was printed as well; by such ids alone no task is solved.
+
 What is not seen: a program that gives the answers which it knows the tests ask for, or asks who calls it.
 """
 

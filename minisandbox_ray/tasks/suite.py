@@ -1,15 +1,16 @@
 """A task's own tests: what the grader brings, what it runs, and by which names the task lists what it finds."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
-from pathlib import PurePosixPath
 
 from minisandbox_ray.errors import TaskError
 from minisandbox_ray.sandbox import Sandbox
+from minisandbox_ray.tasks.commandline import is_pytest
 from minisandbox_ray.tasks.cutdown import file_patches
 from minisandbox_ray.tasks.parsers import load_parser, parse_untrusted, public_names, worst
 from minisandbox_ray.tasks.printed import run_printed
+from minisandbox_ray.tasks.runners import run_runner, runner_of
 from minisandbox_ray.tasks.task import Task
 from minisandbox_ray.tasks.testrun import Case, Status, TestRun, run_tests
 
@@ -27,12 +28,13 @@ class Suite:
             raise TaskError(f"task {task.instance_id} is graded by a script of its own, which is not supported yet")
         self._task = task
         self._parser = load_parser(task.log_parser) if task.log_parser else None
+        self._runner = None if self._parser is None else runner_of(task.test_command)
         self._placed = {path for part in file_patches(task.test_patch) for path in part.paths} | set(task.hidden_tests)
 
     @property
     def has_witness(self) -> bool:
-        """Whether a plugin of ours tells what became of the tests; else it is what their runner printed."""
-        return self._parser is None or is_pytest(self._task.test_command)
+        """Whether a witness of ours tells what became of the tests; else it is what their runner printed."""
+        return self._parser is None or is_pytest(self._task.test_command) or self._runner is not None
 
     @property
     def targets(self) -> list[str]:
@@ -87,30 +89,55 @@ class Suite:
                 log_chars=log_chars,
                 longest=LARGEST_LOG,
             )
-        strangers = [test for test in task.judged if self._parser and "::" not in test]
-        run = run_tests(
-            sandbox,
-            task.test_command,
-            self.targets,
-            timeout=timeout,
-            log_chars=LARGEST_LOG if strangers else log_chars,
-            options=["-rA"] if strangers else [],  # shows what passing tests print
-            listed=task.tests if task.graded_by == "tests" and only is None else only or (),
-            touched=touched,
-            control=only is not None,
-        )
+        strangers = [test for test in task.judged if self._parser and not self._is_test_s(test)]
+        kept = LARGEST_LOG if strangers else log_chars
+        if self._runner:
+            run = run_runner(
+                sandbox,
+                self._runner,
+                task.test_command,
+                self.targets,
+                timeout=timeout,
+                log_chars=kept,
+                files=[path for path in self._placed if path.endswith(".py")],
+                touched=touched,
+                only=only,
+            )
+        else:
+            run = run_tests(
+                sandbox,
+                task.test_command,
+                self.targets,
+                timeout=timeout,
+                log_chars=kept,
+                options=["-rA"] if strangers else [],  # shows what passing tests print
+                listed=task.tests if task.graded_by == "tests" and only is None else only or (),
+                touched=touched,
+                control=only is not None,
+            )
         if only is not None:
             return run
         if task.graded_by == "statuses":
             return _named(run, {test: ".".join(test.split("::")[1:]) for test in run.cases})
         if self._parser is None:
             return run
-        named = _named(run, public_names(self._parser, run.cases))
-        if strangers and run.cases:
+        printed = {test: case.printed or test for test, case in run.cases.items()}
+        names = public_names(self._parser, set(printed.values()))
+        named = _named(run, {test: names[text] for test, text in printed.items() if text in names})
+        if strangers and any(test in named.cases for test in task.FAIL_TO_PASS):
             # What the parser took for a test where none is (a line of a test's own output), and a list has it.
-            printed = parse_untrusted(task.log_parser, run.log)
-            named.cases.update({test: Case(printed[test]) for test in strangers if test in printed})
+            found = parse_untrusted(task.log_parser, run.log)
+            lost = [test for test in strangers if test in found and test not in named.cases]
+            named.cases.update({test: Case(found[test]) for test in lost})
         return replace(named, log=named.log[-log_chars:])
+
+    def _is_test_s(self, test: str) -> bool:
+        """Whether an id is of the form that a test's has."""
+        if self._runner == "sympy":
+            return test.startswith("test_")
+        if self._runner == "unittest":
+            return re.fullmatch(r"\w+ \([\w.<>]+\)", test) is not None
+        return "::" in test
 
 
 def _named(run: TestRun, names: dict[str, str]) -> TestRun:
@@ -132,14 +159,3 @@ def unexpected(task: Task, run: TestRun) -> list[str]:
     found = {test: _EXPECTED[case.status] for test, case in run.cases.items() if case.status in _EXPECTED}
     expected = task.expected_statuses
     return sorted(test for test in expected.keys() | found.keys() if expected.get(test) != found.get(test))
-
-
-def is_pytest(command: Iterable[str]) -> bool:
-    """Whether a command starts pytest, perhaps by way of env or python -m."""
-    words = [word for word in command if not re.match(r"[A-Za-z_]\w*=", word)]
-    names = [PurePosixPath(word).name for word in words]
-    if names and names[0] == "env":
-        names = names[1:]
-    if names and names[0].startswith("python") and "-m" in names:
-        names = names[names.index("-m") + 1 :]
-    return bool(names) and names[0] in {"pytest", "py.test"}

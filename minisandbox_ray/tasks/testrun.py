@@ -27,7 +27,7 @@ VARIABLES = {
 }
 _OPTIONS = "-p minisandbox_witness -p no:cacheprovider --rootdir=. --continue-on-collection-errors"
 _WITNESS = Path(__file__).with_name("witness.py")
-_PLACE = "/opt/witness"
+PLACE = "/opt/witness"
 _LARGEST_REPORT = 64 << 20
 """Bytes; tens of thousands of tests that all fail at length."""
 
@@ -43,6 +43,8 @@ class Case:
     """pytest's short traceback."""
     seconds: float = 0.0
     """How long the test itself took."""
+    printed: str = ""
+    """What its runner calls it, where that is not pytest."""
 
 
 @dataclass(frozen=True)
@@ -101,27 +103,40 @@ def run_tests(
     watched; `control` runs these alone, each with a failure at its end. `touched` are the files whose code is the
     agent's. Raises SandboxError if the sandbox fails.
     """
-    variables = variables or {}
-    path = variables.get("PYTHONPATH", sandbox.spec.env.get("PYTHONPATH", ""))
-    report, log = _Report(secrets.token_bytes(32)), Tail(log_chars)
+    sandbox.write_file(f"{PLACE}/minisandbox_witness.py", _WITNESS.read_bytes())
+    argv = [
+        *[*test_command, *_OPTIONS.split(), f"--maxfail={max_failures}"],
+        "--tb=native" if control else "--tb=short",  # where all fail, what takes least time
+        *[*(options or []), "--", *targets],
+    ]
     settings = {
-        "key": report.key.hex(),
-        "path": path,
         "files": functions_of(listed),
         "only": sorted(listed) if control else [],
         "control": control,
         "touched": sorted(touched),
     }
-    sandbox.write_file(f"{_PLACE}/minisandbox_witness.py", _WITNESS.read_bytes())
+    return run_witnessed(sandbox, argv, settings, timeout=timeout, variables=variables, log_chars=log_chars)
+
+
+def run_witnessed(
+    sandbox: Sandbox,
+    argv: list[str],
+    settings: dict[str, Any],
+    *,
+    timeout: float,
+    variables: dict[str, str] | None = None,
+    log_chars: int,
+) -> TestRun:
+    """Runs a program at /testbed that loads the witness, which gets the settings and a key. As `run_tests`."""
+    variables = variables or {}
+    path = variables.get("PYTHONPATH", sandbox.spec.env.get("PYTHONPATH", ""))
+    report, log = _Report(secrets.token_bytes(32)), Tail(log_chars)
+    settings = {**settings, "key": report.key.hex(), "path": path}
     result = sandbox.execute(
-        [
-            *[*test_command, *_OPTIONS.split(), f"--maxfail={max_failures}"],
-            "--tb=native" if control else "--tb=short",  # where all fail, what takes least time
-            *[*(options or []), "--", *targets],
-        ],
+        argv,
         stdin=json.dumps(settings).encode() + b"\n",
         cwd="/testbed",
-        env=VARIABLES | variables | {"PYTHONPATH": f"{_PLACE}:{path}" if path else _PLACE},
+        env=VARIABLES | variables | {"PYTHONPATH": f"{PLACE}:{path}" if path else PLACE},
         timeout=timeout,
         max_output=1 << 16,
         on_output=lambda stream, data: (report if stream == 1 else log).add(data),
@@ -205,8 +220,8 @@ class _Report:
         elif "end" in told:
             self.has_ended = True
         elif "test" in told:
-            texts = str(told.get("message", "")), str(told.get("text", ""))
-            test, case = str(told["test"]), Case(told["status"], *texts, float(told["seconds"]))
+            message, text, printed = (str(told.get(key, "")) for key in ("message", "text", "printed"))
+            test, case = str(told["test"]), Case(told["status"], message, text, float(told["seconds"]), printed)
             severity = _SEVERITY.index(case.status)
             # A test whose teardown failed too reports twice: the worst counts.
             if test not in self.cases or severity > _SEVERITY.index(self.cases[test].status):

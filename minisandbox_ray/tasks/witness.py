@@ -31,11 +31,19 @@ import unittest.case  # noqa: F401, so that it is looked at as well
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-import pytest
+try:
+    import pytest
+
+    _hookimpl: Any = pytest.hookimpl
+except ImportError:  # the repository's tests run without it: see runner_witness
+
+    def _hookimpl(**options: Any) -> Any:
+        return lambda function: function
+
 
 ROOT = os.getcwd() + "/"
 _LONGEST = 16000  # characters of a test's failure
-_RUNNER = ("_pytest", "pytest", "pluggy", "unittest", "builtins", "minisandbox_witness")
+_RUNNER = ("_pytest", "pytest", "pluggy", "unittest", "builtins", "minisandbox_witness", "minisandbox_runner")
 _MARK, _PROBE = "@minisandbox_mark", "@minisandbox_probe"
 _INTROSPECTION = ("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._current_frames", "ctypes.addressof")
 _DEPTH = 4
@@ -107,10 +115,12 @@ class Origins:
 class Seal:
     """What the runner consists of, and who changed it since."""
 
-    def __init__(self, origins: Origins) -> None:
+    def __init__(self, origins: Origins, more: Any = ()) -> None:
         self._origins = origins
         self._modules = [
-            (name, module) for name, module in list(sys.modules.items()) if name.partition(".")[0] in _RUNNER and module
+            (name, module)
+            for name, module in list(sys.modules.items())
+            if (name.partition(".")[0] in _RUNNER or name in more) and module
         ]
         self._parts: Any = []
         for name, module in self._modules:
@@ -269,6 +279,13 @@ def equals_everything(value: Any, depth: int = 0) -> Any:
         return None
 
 
+class AllTests:
+    """The names of a file's tests, whatever they are."""
+
+    def __contains__(self, name: Any) -> bool:
+        return bool(name.rpartition("::")[2].startswith("test"))
+
+
 class Witness:
     """The plugin."""
 
@@ -291,6 +308,36 @@ class Witness:
         if hasattr(sys, "addaudithook"):
             sys.addaudithook(self._audit_hook())
 
+    # For runners other than pytest
+
+    def seal(self, more: Any) -> None:
+        """Take the runner for what it is now, with some modules besides."""
+        self._seal = Seal(self._origins, more)
+
+    def begin(self, test: Any) -> None:
+        """A test starts."""
+        self._running, self._marks = test, set()
+
+    def settle(self, test: Any, function: Any, status: str, **what: Any) -> None:
+        """A test has ended; `function` is file::Class::name of what it runs."""
+        if status == "passed" and self._running == test and len(self._marks) < self._expected.get(function, 0):
+            self._accuse(test + " passed without running to its end")
+        self._tell(test=test, status=status, **what)
+        if time.perf_counter() - self._checked > 20 * self._cost:
+            self._check()
+
+    def fail_to_collect(self, what: Any) -> None:
+        """Something cannot be run."""
+        self._tell(uncollected=str(what))
+
+    def finish(self, status: int) -> None:
+        """All tests have ended."""
+        self._check()
+        replaced = self._origins.planted()
+        if replaced:
+            self._accuse(replaced)
+        self._tell(end=status)
+
     def _tell(self, **what: Any) -> None:
         if os.getpid() != self._pid:
             return  # a test's fork that came back up here
@@ -310,16 +357,10 @@ class Witness:
     # What is imported
 
     def _watch_imports(self) -> None:
-        rewrite: Any = sys.modules["_pytest.assertion.rewrite"]
         loaders: Any = importlib.machinery.SourceFileLoader
         setattr(builtins, _MARK, self._mark)
         setattr(builtins, _PROBE, self._probe)
-        rewrite_asserts, source_to_code = rewrite.rewrite_asserts, loaders.source_to_code
-        current: Any = []
-
-        def rewritten(tree: Any, *arguments: Any, **keywords: Any) -> None:
-            self._transform(tree, current[-1] if current else "")
-            rewrite_asserts(tree, *arguments, **keywords)
+        source_to_code = loaders.source_to_code
 
         def plain(loader: Any, data: Any, path: Any, *arguments: Any, **keywords: Any) -> Any:
             if self._names(path):
@@ -327,7 +368,17 @@ class Witness:
                 self._transform(data, path)
             return source_to_code(loader, data, path, *arguments, **keywords)
 
-        rewrite_test = rewrite._rewrite_test
+        loaders.source_to_code = plain
+        if "_pytest.assertion.rewrite" in sys.modules:
+            self._watch_rewriting(sys.modules["_pytest.assertion.rewrite"])
+
+    def _watch_rewriting(self, rewrite: Any) -> None:
+        rewrite_asserts, rewrite_test, read_pyc = rewrite.rewrite_asserts, rewrite._rewrite_test, rewrite._read_pyc
+        current: Any = []
+
+        def rewritten(tree: Any, *arguments: Any, **keywords: Any) -> None:
+            self._transform(tree, current[-1] if current else "")
+            rewrite_asserts(tree, *arguments, **keywords)
 
         def rewrite_file(*arguments: Any, **keywords: Any) -> Any:
             # its signature differs between versions: (config, fn) and (fn, config)
@@ -338,13 +389,16 @@ class Witness:
             finally:
                 current.pop()
 
-        rewrite.rewrite_asserts, rewrite._rewrite_test = rewritten, rewrite_file
-        rewrite._read_pyc = lambda *arguments, **keywords: None  # a file's own text, not what somebody compiled
-        loaders.source_to_code = plain
+        def read_compiled(source: Any, *arguments: Any, **keywords: Any) -> Any:
+            # a file's own text, not what somebody compiled; pytest's own tests of this have files of their own
+            return None if str(source).startswith(ROOT) else read_pyc(source, *arguments, **keywords)
+
+        rewrite.rewrite_asserts, rewrite._rewrite_test, rewrite._read_pyc = rewritten, rewrite_file, read_compiled
 
     def _names(self, path: Any) -> Any:
         path = os.path.realpath(str(path))
-        return self._files.get(path[len(ROOT) :]) if path.startswith(ROOT) else None
+        names = self._files.get(path[len(ROOT) :]) if path.startswith(ROOT) else None
+        return AllTests() if names == "*" else names
 
     def _transform(self, tree: Any, path: str) -> None:
         names = self._names(path)
@@ -366,11 +420,11 @@ class Witness:
 
     # What is run
 
-    @pytest.hookimpl(tryfirst=True)
+    @_hookimpl(tryfirst=True)
     def pytest_collection(self, session: Any) -> None:
         self._plugins = set(map(id, session.config.pluginmanager.get_plugins()))
 
-    @pytest.hookimpl(trylast=True)
+    @_hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: Any) -> None:
         if self._only:
             items[:] = [item for item in items if _plain(item.nodeid) in self._only]
@@ -383,7 +437,7 @@ class Witness:
         if report.failed:
             self._tell(uncollected=report.nodeid, text=str(report.longrepr)[-_LONGEST:])
 
-    @pytest.hookimpl(tryfirst=True)
+    @_hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: Any) -> None:
         self._running = item.nodeid
         self._marks = set()
@@ -398,7 +452,7 @@ class Witness:
         if trace is None:
             self._may_xfail.add(item.nodeid)
 
-    @pytest.hookimpl(tryfirst=True)
+    @_hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
         test = _plain(report.nodeid)
         # One of a test's parts (subtests) passes before the test does.
@@ -427,7 +481,7 @@ class Witness:
         if broken:
             self._accuse(broken)
 
-    @pytest.hookimpl(trylast=True)
+    @_hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: Any, exitstatus: Any) -> None:
         self._check()
         replaced = self._origins.planted()
@@ -493,12 +547,13 @@ def _outcome(report: Any) -> Any:
     }
 
 
-def _start() -> None:
+def open_report() -> Any:
+    """(settings, descriptor of the report); None if nobody sent any."""
     data = b""
     while not data.endswith(b"\n"):
         piece = os.read(0, 1 << 16)
         if not piece:
-            return
+            return None
         data += piece
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -513,7 +568,14 @@ def _start() -> None:
         os.environ["PYTHONPATH"] = settings["path"]
     else:
         os.environ.pop("PYTHONPATH", None)
-    witness = Witness(settings, channel)
+    return settings, channel
+
+
+def _start() -> None:
+    opened = open_report()
+    if opened is None:
+        return
+    witness = Witness(*opened)
 
     def pytest_configure(config: Any) -> None:
         if hasattr(config.option, "dist"):  # pytest-xdist's workers have no witness

@@ -7,9 +7,9 @@ import pytest
 from minisandbox_ray.errors import TaskError
 from minisandbox_ray.sandbox import Sandbox
 from minisandbox_ray.tasks import GradingConfig, Task, gold_diff, grade, grade_key
+from minisandbox_ray.tasks.commandline import is_pytest
 from minisandbox_ray.tasks.scripted import ScriptedTask
 from minisandbox_ray.tasks.source import unified_patch
-from minisandbox_ray.tasks.suite import is_pytest
 
 from .conftest import BROKEN, CALC, TEST_CALC, Bench
 
