@@ -157,6 +157,8 @@ class _Search:
         interpreters = find_interpreters()
         self.pythons = sorted({each.version for each in interpreters if each.complete})
         self.queue = deque(first_plans(self.facts, date, interpreters))
+        self.others = frozenset(path.name for path in archives.iterdir()) if archives.is_dir() else frozenset[str]()
+        """What was in the archives before: not ours to remove."""
         self.tried: list[Trial] = []
         self.best: Trial | None = None
         self.asked = 0
@@ -191,15 +193,15 @@ class _Search:
             raise BuildError(f"{self.source.describe()} has no tests that pytest would find: {self._where()}")
         while self.queue and self._may_go_on():
             plan = self.queue.popleft()
-            if any(
-                trial.plan.model_copy(update={"learned": []}) == plan.model_copy(update={"learned": []})
-                for trial in self.tried
-            ):
+            if self._was_tried(plan):
                 continue
             trial = self._attempt(plan)
-            if trial.is_good and max(trial.failing_share, trial.uncollected_share) <= WELL:
+            is_done = trial.is_good and max(trial.failing_share, trial.uncollected_share) <= WELL
+            proposals = [] if is_done else self._proposals(trial)
+            self._note_attempt(trial, [name for name, _ in proposals])
+            if is_done:
                 break
-            self._go_on_from(trial)
+            self._go_on_from(trial, proposals[0][1] if proposals else None)
         if self.best is None or not self.best.is_good:
             raise BuildError(self._why_not())
         return self._keep(self.best)
@@ -228,17 +230,18 @@ class _Search:
             self._discard(worse.digest)
         return trial
 
-    def _go_on_from(self, trial: Trial) -> None:
-        """Put what to try next at the head of the queue, and take out what would fail the same way."""
-        proposals = list(repaired(Failure(trial, self.facts, self.tree)))
-        fresh = [(name, plan) for name, plan in proposals if not self._was_tried(plan)]
-        plan = trial.plan
-        advised = None
-        if not fresh and not trial.is_good:
-            advised = self._advised(trial)
+    def _proposals(self, trial: Trial) -> list[tuple[str, Plan]]:
+        """What known repairs make of it, or the advisor, under their names."""
+        known = list(repaired(Failure(trial, self.facts, self.tree)))
+        fresh = [(name, plan) for name, plan in known if not self._was_tried(plan)]
+        if not fresh and not trial.is_good and (advised := self._advised(trial)) is not None:
+            fresh = [("advisor", advised)]
+        return fresh
+
+    def _note_attempt(self, trial: Trial, repairs: list[str]) -> None:
         self._note(
             attempt=len(self.tried),
-            plan=plan.model_dump(),
+            plan=trial.plan.model_dump(),
             stage=trial.stage,
             cause=trial.cause,
             digest=trial.digest,
@@ -246,13 +249,15 @@ class _Search:
             failing=len(trial.failing),
             uncollected=trial.uncollected,
             seconds=round(trial.seconds, 1),
-            repairs=[name for name, _ in fresh] + (["advisor"] if advised else []),
+            repairs=repairs,
             log=trial.log[-_LOG_CHARS:],
         )
-        if fresh:
-            self.queue.appendleft(fresh[0][1])
-        elif advised is not None:
-            self.queue.appendleft(advised)
+
+    def _go_on_from(self, trial: Trial, proposed: Plan | None) -> None:
+        """Put what to try next at the head of the queue, and take out what would fail the same way."""
+        plan = trial.plan
+        if proposed is not None:
+            self.queue.appendleft(proposed)
         elif trial.is_good:
             self.queue.clear()
         elif trial.stage == "build":
@@ -331,6 +336,8 @@ class _Search:
 
     def _discard(self, digest: str) -> None:
         """An attempt's environment that is not kept."""
+        if manifest_path(self.archives, digest).name in self.others:
+            return
         manifest_path(self.archives, digest).unlink(missing_ok=True)
         archive_path(self.archives, digest).unlink(missing_ok=True)
         self.store.evict(digest)

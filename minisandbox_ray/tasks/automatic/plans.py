@@ -167,8 +167,8 @@ def build_tools(facts: Facts, python: tuple[int, ...], setuptools: str = "") -> 
 def order_interpreters(facts: Facts, date: datetime | None, interpreters: Iterable[Interpreter]) -> list[Interpreter]:
     """At most four, the likeliest first: one of each minor version that the project's requires-python allows.
 
-    First the newest that the project names and that was there at the date; then others that were there, the nearest to
-    that one; then younger ones.
+    First the newest that the project names and that was there at the date; then the newest that was there at all, which
+    a project that goes on for years may not have come to name; then those nearest to the first; then younger ones.
     """
     try:
         allowed = SpecifierSet(facts.requires_python)
@@ -183,7 +183,8 @@ def order_interpreters(facts: Facts, date: datetime | None, interpreters: Iterab
     best = max(named or there or list(usable)[-1:], default=None)
     if best is None:
         return []
-    distance = {key: (key not in there, abs(key[1] - best[1]), -key[1]) for key in usable}
+    newest = max(there, default=best)
+    distance = {key: (key != best, key != newest, key not in there, abs(key[1] - best[1]), -key[1]) for key in usable}
     order = sorted(usable, key=lambda key: distance[key])
     return [usable[key] for key in order[:MOST_INTERPRETERS]]
 

@@ -629,6 +629,13 @@ def warnings_as_errors(failure: Failure) -> Plan | None:
     return _options(failure, ["-W", "default"], "warnings are no errors")
 
 
+def missing_plugin_of_the_tree(failure: Failure) -> Plan | None:
+    """A plugin that addopts name, and that neither the tree nor an installed project has."""
+    if failure.in_build or not re.search(r"Error importing plugin", failure.log):
+        return None
+    return _options(failure, ["-o", "addopts="], "without addopts")
+
+
 def bad_configuration(failure: Failure) -> Plan | None:
     """Settings that this pytest does not take."""
     said = r"error:.*(?:config|ini|option)|UsageError|Unknown config option|while parsing.*ini|PytestConfigWarning"
@@ -745,6 +752,7 @@ REPAIRS: tuple[Repair, ...] = (
     warnings_as_errors,
     aged_dependency,
     newer_pytest,
+    missing_plugin_of_the_tree,
     bad_configuration,
     endless,
     out_of_reach,

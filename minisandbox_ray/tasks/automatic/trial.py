@@ -131,8 +131,12 @@ def _test(trial: Trial, environment: Environment, suite_timeout: float) -> None:
     trial.log, trial.uncollected = collected.log, _files(collected.collection_errors)
     trial.outside = _outside_at_import(collected.log)
     why = _cut_short(collected, suite_timeout / 2)
+    # As pytest lists them when it is to be quiet, when it is to be very quiet, and when its configuration is verbose.
     files = set(re.findall(r"^(\S+?\.(?:py|rst|txt|md))(?:::|: \d+$)", collected.log, re.MULTILINE))
+    files |= set(re.findall(r"^\s*<Module (\S+)>$", collected.log, re.MULTILINE))
     trial.files = len(files | set(trial.uncollected))
+    if not trial.files and collected.exit_code != 0:
+        why = why or f"no test is collected: {_last_word(collected.log)}"
     if why or len(trial.uncollected) > MOST_FAILING * trial.files:
         trial.cause = (
             why
@@ -156,7 +160,9 @@ def _test(trial: Trial, environment: Environment, suite_timeout: float) -> None:
         return
     both = {test: {first.status(test), second.status(test)} for test in [*first.cases, *second.cases]}
     trial.passing = [test for test, statuses in both.items() if statuses <= PASSING]
-    trial.failing = [test for test, statuses in both.items() if not statuses <= PASSING | {"skipped"}]
+    # Where parameters are random, a test has another name in each run: it cannot be listed, but it did not fail.
+    harmless = PASSING | {"skipped", "missing"}
+    trial.failing = [test for test, statuses in both.items() if not statuses <= harmless]
     trial.outside = _outside(first)
     if trial.is_good:
         trial.stage = "done"
