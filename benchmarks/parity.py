@@ -80,7 +80,7 @@ def cases_of(tasks: list[Any], store: Any, archives: Path) -> Iterator[Case]:
             layer = store.derive(env, task.patch)
             yield Case(task, "nothing", "")
             for kind, is_fixed in (("gold", True), ("other bug", True), ("both bugs", False)):
-                for other in others:
+                for other in others if kind != "gold" else [task]:
                     with Sandbox(env.sandbox_spec(layer=layer)) as box:
                         box.write_file("/tmp/own", task.patch.encode())
                         box.write_file("/tmp/other", other.patch.encode())
@@ -103,7 +103,7 @@ def statuses_here(case: Case, store: Any, archives: Path) -> dict[str, str]:
 def statuses_there(case: Case, podman: Any, store: Any, archives: Path, scratch: Path) -> dict[str, str]:
     """By pytest's summary, in a container."""
     from minisandbox_ray.environments.interpreters import inside_prefix
-    from minisandbox_ray.tasks.testrun import _VARIABLES, functions_of
+    from minisandbox_ray.tasks.testrun import VARIABLES, functions_of
 
     with store.use(case.task.environment, archives) as env, copied(env.testbed, scratch) as place:
         patches = place / "patches"
@@ -122,7 +122,7 @@ def statuses_there(case: Case, podman: Any, store: Any, archives: Path, scratch:
             "HOME": "/root",
             "USER": "root",
             "LANG": "C.UTF-8",
-            **_VARIABLES,
+            **VARIABLES,
         }
         for name, value in {**variables, **env.manifest.spec.variables}.items():
             words += ["--env", f"{name}={value}"]
