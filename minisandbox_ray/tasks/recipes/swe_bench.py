@@ -29,6 +29,9 @@ repository SWE-bench/SWE-bench): packages that the tables leave open had the new
 CONDA = {"pytest": "pytest==7.4.4"}
 """What conda's default channel had then for a package that a table names without a version, where PyPI had a newer."""
 
+TOGETHER = {"distributed": "dask"}
+"""Each release of the one wants the same of the other: pip would come to that by trying all."""
+
 
 def knows_swe_bench(task: Task) -> bool:
     """Whether the tables may have the task: it names a version of its repository."""
@@ -119,7 +122,11 @@ def _packages(
             names.requirements = [CONDA.get(each, each) for each in names.requirements]
     notes += names.notes
     # Upstream, pip's pins overrule what conda chose before; one resolution gives packages that fit the pins.
-    pinned = {_name(pin) for pin in pins}
+    pinned = {_name(pin): pin for pin in pins}
+    for name, leader in TOGETHER.items():
+        if name in names.requirements and leader in pinned:
+            pins.append(pinned[leader].replace(leader, name, 1))
+            pinned[name] = pins[-1]
     return pip_install([*(each for each in names.requirements if _name(each) not in pinned), *pins])
 
 

@@ -54,9 +54,10 @@ def test_swe_bench_of_other_shapes(mirror: Path, commit_to: Mirror) -> None:
     assert recipe.spec.install[-1] == "python -m pip install -e ."
     assert recipe.spec.system_packages == []
     assert any("python 3.5" in note for note in recipe.notes)
-    xarray = commit_to("pydata/xarray", {"environment.yml": "dependencies: [numpy, iris, cdms2]"})
+    xarray = commit_to("pydata/xarray", {"environment.yml": "dependencies: [numpy, iris, cdms2, distributed]"})
     recipe = find_recipe(_task("pydata/xarray", base_commit=xarray, version="0.12"), mirror)
     assert "scitools-iris numpy==1.23.0" in recipe.spec.install[0]
+    assert recipe.spec.install[0].endswith("dask==2022.8.1 distributed==2022.8.1")
     assert any("cdms2" in note for note in recipe.notes)
     requests = commit_to("psf/requests", {"setup.py": ""})
     recipe = find_recipe(_task("psf/requests", base_commit=requests, version="2.0"), mirror)
