@@ -27,7 +27,6 @@ import random
 import resource
 import sys
 import time
-import unittest.case  # noqa: F401, so that it is looked at as well
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -36,12 +35,17 @@ try:
 
     _hookimpl: Any = pytest.hookimpl
 except ImportError:  # the repository's tests run without it: see runner_witness
+    pytest = None  # type: ignore[assignment]
 
     def _hookimpl(**options: Any) -> Any:
         return lambda function: function
 
 
 ROOT = os.getcwd() + "/"
+if not str(getattr(pytest, "__file__", "")).startswith(ROOT):
+    # So that it is looked at as well. Not where pytest's own tests run: they count on each of the sessions inside them
+    # to import it anew.
+    import unittest.case  # noqa: F401
 _LONGEST = 16000  # characters of a test's failure
 _RUNNER = ("_pytest", "pytest", "pluggy", "unittest", "builtins", "minisandbox_witness", "minisandbox_runner")
 _MARK, _PROBE = "@minisandbox_mark", "@minisandbox_probe"
