@@ -29,6 +29,7 @@ from minisandbox_ray.tasks.source import SourceText, compiles, unified_patch
 from minisandbox_ray.tasks.statement import write_statement
 from minisandbox_ray.tasks.task import Task, load_tasks, save_tasks
 from minisandbox_ray.tasks.testrun import TestRun, run_tests
+from minisandbox_ray.tasks.validation import stamped
 
 FORMAT = 1
 """Changes when the same configuration would give other tasks: part of every cached result's name."""
@@ -106,7 +107,7 @@ def make_tasks(
     progress: Progress | None = None,
     on_failure: OnFailure | None = None,
 ) -> list[Task]:
-    """The tasks of all packages, each validated: gold fix resolved, untouched not.
+    """The tasks of all packages, each validated (and marked so): gold fix resolved, untouched not.
 
     What was made before is read from the cache (`cache_root()/tasks`), package by package. Raises BuildError for an
     environment, TaskError for a package whose suite is not stable or that yields no task; with `on_failure` that is
@@ -148,7 +149,7 @@ def make_tasks(
             return []
 
     with ThreadPoolExecutor(config.workers) as pool:
-        return [task for tasks in pool.map(try_to_make, config.packages) for task in tasks]
+        return [stamped(task) for tasks in pool.map(try_to_make, config.packages) for task in tasks]
 
 
 def _cache_key(package: PackageSpec, config: FactoryConfig, digest: str) -> str:

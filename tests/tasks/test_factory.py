@@ -5,6 +5,7 @@ import pytest
 from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.tasks import make_tasks
 from minisandbox_ray.tasks.task import dump_tasks
+from minisandbox_ray.tasks.validation import is_validated
 
 from .conftest import FACTORY, Made
 
@@ -17,7 +18,7 @@ def test_tasks_are_real(made: Made, places: tuple[Path, NodeStore]) -> None:
         assert name == task.repo == "unidiff"
         assert rest.startswith("0.7.5.")
         assert 1 <= len(task.FAIL_TO_PASS) <= FACTORY.max_fail_to_pass
-        assert task.PASS_TO_PASS
+        assert task.PASS_TO_PASS and is_validated(task)
         assert not set(task.FAIL_TO_PASS) & set(task.PASS_TO_PASS)
         with store.use(task.environment, archives) as env:
             assert (store.derive(env, task.patch) / "unidiff").is_dir()
