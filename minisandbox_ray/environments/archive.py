@@ -77,6 +77,11 @@ def manifest_path(archives: Path, digest: str) -> Path:
     return archives / f"{digest}.json"
 
 
+def fetched_mark(archives: Path, digest: str) -> Path:
+    """An empty file that tells copies, which can be fetched again, from what may be the only archive."""
+    return archives / f".{digest}.fetched"
+
+
 def parse_manifest(data: bytes, digest: str, place: str | Path) -> Manifest:
     """A manifest from its JSON, found at `place`. Raises DamagedArchiveError if it is not that of `digest`."""
     try:

@@ -16,8 +16,8 @@ def cache_root() -> Path:
     """The cache directory: ``$MINISANDBOX_CACHE``, else ``~/.cache/minisandbox_ray``.
 
     It holds ``archives/`` (built environments), ``store/`` (this node's materialised environments and interpreters),
-    ``sdists/`` and ``wheels/`` (downloads) and ``tasks/``. Deleting it while nothing runs costs only the time to
-    build again.
+    ``sdists/``, ``wheels/`` and ``apt/`` (downloads) and ``tasks/``. Deleting it while nothing runs costs only the time
+    to build again.
     """
     chosen = os.environ.get("MINISANDBOX_CACHE")
     return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "minisandbox_ray"

@@ -22,6 +22,7 @@ from minisandbox_ray.environments.archive import (
     FIXED_TIME,
     Manifest,
     archive_path,
+    fetched_mark,
     manifest_path,
     pack_tree,
     parse_manifest,
@@ -298,6 +299,7 @@ def _land(
             InterpreterId(version=version, build_id=build_id), partial(unpack_file, source)
         )
     for manifest in manifests:
+        fetched_mark(archives, manifest.digest).unlink(missing_ok=True)  # nothing makes room by removing it
         with suppress(ArchiveError, OSError):  # what is damaged is replaced
             there = read_manifest(archives, manifest.digest)
             if archive_path(archives, manifest.digest).stat().st_size == there.archive_bytes:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox_ray.environments.archive import archive_path, manifest_path
+from minisandbox_ray.environments.archive import archive_path, fetched_mark, manifest_path
 from minisandbox_ray.environments.cache import cache_root
 from minisandbox_ray.environments.room import disk_errors
 from minisandbox_ray.environments.store import NodeStore
@@ -86,7 +86,7 @@ def _last_use(digest: str, archives: Sequence[Path], stores: Sequence[NodeStore]
 
 def _remove(digest: str, archives: Sequence[Path], stores: Sequence[NodeStore], *, dry_run: bool) -> Garbage:
     unpacked = sum(each.bytes for store in stores for each in store.inventory() if each.digest == digest)
-    files = [path(directory, digest) for directory in archives for path in (manifest_path, archive_path)]
+    files = [path(each, digest) for each in archives for path in (manifest_path, archive_path, fetched_mark)]
     size = sum(path.stat().st_size for path in files if path.exists())
     try:
         with ExitStack() as held:
@@ -95,7 +95,6 @@ def _remove(digest: str, archives: Sequence[Path], stores: Sequence[NodeStore], 
             for path in files if not dry_run else []:
                 with disk_errors(path):
                     path.unlink(missing_ok=True)
-                    path.with_name(f".{digest}.fetched").unlink(missing_ok=True)
     except _InUseError:  # by way of an error no other store lets go of it either
         return Garbage(digest, "environment", size, unpacked, in_use=True)
     return Garbage(digest, "environment", size, unpacked)

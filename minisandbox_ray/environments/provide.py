@@ -15,6 +15,7 @@ from typing import Literal
 from minisandbox_ray.environments.archive import (
     Manifest,
     archive_path,
+    fetched_mark,
     manifest_path,
     parse_manifest,
     read_manifest,
@@ -141,7 +142,7 @@ class _Search:
             self.log(self.failures[-1])
         else:
             with suppress(FileNotFoundError):
-                os.utime(_fetched_mark(directory, self.digest))
+                os.utime(fetched_mark(directory, self.digest))
             return self._provided(origin, environment.manifest)
         return None
 
@@ -249,7 +250,7 @@ class _Search:
         """What must not be taken for a part of the archive that is about to be built."""
         manifest = manifest_path(self.local, self.digest)
         with disk_errors(self.local):
-            _fetched_mark(self.local, self.digest).unlink(missing_ok=True)
+            fetched_mark(self.local, self.digest).unlink(missing_ok=True)
             if not archive_path(self.local, self.digest).exists():
                 manifest.unlink(missing_ok=True)
 
@@ -335,7 +336,7 @@ def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
     finally:
         part.unlink(missing_ok=True)
     with disk_errors(final):
-        _fetched_mark(directory, manifest.digest).touch()
+        fetched_mark(directory, manifest.digest).touch()
     write_manifest(directory, manifest)
 
 
@@ -358,11 +359,6 @@ def _sweep_partial(directory: Path) -> None:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-
-
-def _fetched_mark(directory: Path, digest: str) -> Path:
-    """An empty file that tells copies, which can be fetched again, from what may be the only archive."""
-    return directory / f".{digest}.fetched"
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.environments import Manifest, NodeStore, read_manifest
-from minisandbox_ray.environments.archive import archive_path
+from minisandbox_ray.environments.archive import archive_path, fetched_mark
 from minisandbox_ray.environments.exchange import Index, export_environments, import_environments
 from minisandbox_ray.errors import ConfigError, DamagedArchiveError, MissingArchiveError
 
@@ -70,8 +70,10 @@ def test_what_was_sent_arrives_and_can_be_used(
     for each in manifests:
         with store.use(each.digest, archives) as environment:
             assert environment.interpreter == copy and (environment.testbed / "3.txt").exists()
+    mark = fetched_mark(archives, manifests[0].digest)
+    mark.touch()
     assert import_environments(file, archives, store, tasks).known == 3
-    assert len(left(archives)) == 4
+    assert len(left(archives)) == 4 and not mark.exists()
 
 
 def change(file: Path, how: Callable[[str, bytes], tuple[str, bytes] | None]) -> None:
