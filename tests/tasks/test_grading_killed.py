@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from minisandbox_ray.environments import services
 from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Sandbox
-from minisandbox_ray.tasks import grade, grading
+from minisandbox_ray.tasks import grade
 from minisandbox_ray.tasks.source import unified_patch
 
 from .conftest import BROKEN, CALC, Bench
@@ -33,7 +34,7 @@ def test_it_is_an_error_of_the_sandbox_and_no_grade(bench: Bench, monkeypatch: p
         time.sleep(0.1)
         os.kill(started[-1].init_pid, signal.SIGKILL)
 
-    monkeypatch.setattr(grading, "Sandbox", Noted)
+    monkeypatch.setattr(services, "Sandbox", Noted)
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(SandboxError):
