@@ -286,7 +286,7 @@ class _Search:
     def _carry(self, plan: Plan) -> None:
         """What was learned on one interpreter helps on the next."""
         same = {"prepare": plan.prepare, "variables": plan.variables, "paths": plan.paths}
-        same |= {"system_packages": plan.system_packages}
+        same |= {"system_packages": plan.system_packages, "unavailable": plan.unavailable}
         names = {text for each in self.queue for text in each.requirements}
         tests = {"options": plan.options, "targets": plan.targets} if plan.learned else {}
         more = [text for text in plan.requirements if text not in names] if plan.learned else []

@@ -34,6 +34,8 @@ SETTLED = timedelta(days=180)
 SIBLINGS = timedelta(days=3)
 """What a project's maintainers upload together arrives within days."""
 MOST_INTERPRETERS = 4
+PIP_SECONDS = 900
+"""A resolver that is not done by then goes through old versions one by one, for hours if it may."""
 
 _STRIP = Path(__file__).with_name("strip_installed.py")
 
@@ -67,6 +69,8 @@ class Plan(BaseModel):
     """pytest's, before ours."""
     targets: list[str] = []
     """Files and directories with tests."""
+    unavailable: list[str] = []
+    """Projects that the index does not have: not asked for again."""
     learned: list[str] = []
     """Which repairs made it what it is."""
 
@@ -95,7 +99,7 @@ class Plan(BaseModel):
         """As an environment's recipe."""
         version = facts.version or "0.1.0"
         scm = "".join(f"{name}={version} " for name in facts.version_variables)
-        pip = f"{scm}pip install"
+        pip = f"{scm}timeout {PIP_SECONDS} pip install"
         wanted = shlex.join(self.requirements)
         root = f"/testbed/{facts.import_path}".rstrip("/")
         install = list(self.prepare)

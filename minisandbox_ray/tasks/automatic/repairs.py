@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
+from minisandbox_ray.tasks.automatic import django
 from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
 from minisandbox_ray.tasks.automatic.imports import OF_TESTS, PROJECTS, project_of
 from minisandbox_ray.tasks.automatic.plans import Plan, build_tools
@@ -269,8 +270,8 @@ def no_matching_version(failure: Failure) -> Plan | None:
             if requirement and canonicalize_name(requirement.name) == name:
                 if requirement.specifier and name != "pytest":
                     return plan.with_requirement(requirement.name, f"{name} of any version")
-                if name != "pytest":
-                    return plan.without_requirement(name, f"without {name}")
+                if name != "pytest" and (less := plan.without_requirement(name, f"without {name}")):
+                    return less.model_copy(update={"unavailable": [*less.unavailable, name]})
         if plan.exclude_newer:
             # A dependency that came out after what depends on it: a date that is wrong, or a yanked version.
             return plan.changed("versions of any date", exclude_newer="")
@@ -343,9 +344,7 @@ def old_setuptools(failure: Failure) -> Plan | None:
     broken = (
         r"error in .* setup command|InvalidVersion|InvalidRequirement|must be lowercase|dash-separated|InvalidConfig"
     )
-    if re.search(
-        broken + r"|Invalid dash|invalid command 'bdist_wheel'|test_suite|install_layout|NoneType.*_distutils", log
-    ):
+    if re.search(broken + r"|Invalid dash|invalid command 'bdist_wheel'|install_layout|NoneType.*_distutils", log):
         return _without_isolation(
             failure, "setuptools<66" if failure.minor < 12 else "setuptools<78", "older setuptools"
         )
@@ -376,7 +375,7 @@ def _without_isolation(failure: Failure, setuptools: str, why: str) -> Plan | No
 
 def no_editable_hook(failure: Failure) -> Plan | None:
     """A build backend of the date that has no editable installs."""
-    said = r"build_editable|editable mode|editable install|PEP 660|does not support.*editable|found, but editable"
+    said = r"(missing|does not have|has no) (the )?.{0,5}build_editable|editable mode (currently )?requires|PEP 660"
     if failure.in_build and failure.plan.strategy == "editable" and re.search(said, failure.log):
         return failure.plan.changed("no editable installs", strategy="metadata")
     return None
@@ -466,6 +465,7 @@ def missing_module(failure: Failure) -> Plan | None:
         elif folder != "" and (project := project_of(module)):
             projects.append(_as_declared(failure.facts, project))
     names = {name_of(text) for text in plan.requirements} | {canonicalize_name(failure.facts.name or "-"), "pytest"}
+    names |= set(plan.unavailable)
     for project in projects:
         if name_of(project) not in names:
             names.add(name_of(project))
@@ -636,6 +636,13 @@ def missing_plugin_of_the_tree(failure: Failure) -> Plan | None:
     return _options(failure, ["-o", "addopts="], "without addopts")
 
 
+def hopeless_conftest(failure: Failure) -> Plan | None:
+    """A conftest.py that imports what nobody has: some tests may do without it."""
+    if failure.in_build or not re.search(r"ImportError while loading conftest", failure.log):
+        return None
+    return _options(failure, ["--noconftest"], "without conftest.py")
+
+
 def bad_configuration(failure: Failure) -> Plan | None:
     """Settings that this pytest does not take."""
     said = r"error:.*(?:config|ini|option)|UsageError|Unknown config option|while parsing.*ini|PytestConfigWarning"
@@ -651,18 +658,20 @@ def django_settings(failure: Failure) -> Plan | None:
     said = r"ImproperlyConfigured|AppRegistryNotReady|DJANGO_SETTINGS_MODULE|django_db|Database access not allowed"
     if failure.in_build or not re.search(said, failure.log):
         return None
-    if found := _with_all(failure, {"": "pytest-django"}, [""]):
-        return found
-    if "DJANGO_SETTINGS_MODULE" not in failure.plan.variables:
+    plan = failure.plan.with_requirement("pytest-django", "pytest-django") or failure.plan
+    if "DJANGO_SETTINGS_MODULE" not in plan.variables and "settings.configure(" not in failure.tree.text("conftest.py"):
         candidates = sorted(
-            (path for path, text in failure.tree.texts.items() if "INSTALLED_APPS" in text and path.endswith(".py")),
-            key=lambda path: ("settings" not in path, "test" not in path, path.count("/"), path),
+            (path for path, text in failure.tree.texts.items() if "INSTALLED_APPS" in text and "settings" in path),
+            key=lambda path: ("test" not in path, path.count("/"), path),
         )
-        if candidates and "settings.configure(" not in failure.tree.text(candidates[0]):
+        if candidates:
             module = candidates[0].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            variables = {**failure.plan.variables, "DJANGO_SETTINGS_MODULE": module}
-            return failure.plan.changed("Django's settings", variables=variables)
-    return None
+        else:
+            module = django.MODULE
+            plan = plan.model_copy(update={"prepare": [*plan.prepare, django.install_command(failure.tree)]})
+        variables = {**plan.variables, "DJANGO_SETTINGS_MODULE": module}
+        return plan.changed(f"Django's settings in {module}", variables=variables)
+    return plan if plan != failure.plan else None
 
 
 AGED = (
@@ -753,6 +762,7 @@ REPAIRS: tuple[Repair, ...] = (
     aged_dependency,
     newer_pytest,
     missing_plugin_of_the_tree,
+    hopeless_conftest,
     bad_configuration,
     endless,
     out_of_reach,

@@ -61,11 +61,11 @@ def test_a_plan_as_a_recipe() -> None:
     )
     plan = Plan(python="3.9.18", requirements=["pytest<7"], paths=["tests/lib"], exclude_newer="2021-01-01")
     spec = plan.spec(SOURCE, facts)
-    assert spec.install[0] == "PBR_VERSION=1.2 pip install -e . 'pytest<7'"
+    assert spec.install[0] == "PBR_VERSION=1.2 timeout 900 pip install -e . 'pytest<7'"
     assert "printf '%s\\n' /testbed /testbed/tests/lib >" in spec.install[-1]
     assert (spec.python, spec.exclude_newer) == ("3.9.18", "2021-01-01")
     by_path = plan.changed("", strategy="path").spec(SOURCE, facts)
-    assert by_path.install[0] == "PBR_VERSION=1.2 pip install six 'pytest<7'"
+    assert by_path.install[0] == "PBR_VERSION=1.2 timeout 900 pip install six 'pytest<7'"
     assert "/testbed/src /testbed /testbed/tests/lib >" in by_path.install[-1]
 
 

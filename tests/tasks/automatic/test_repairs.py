@@ -54,7 +54,7 @@ def next_plan(
             {"strategy": "no-isolation", "build_requirements": ["setuptools<58", "wheel"]},
         ),
         (
-            '(A "pyproject.toml" file was found, but editable mode requires a setup.py)',
+            'A "pyproject.toml" file was found, but editable mode currently requires a setuptools-based build.',
             "no_editable_hook",
             {"strategy": "metadata"},
         ),
@@ -134,6 +134,27 @@ def test_a_module_of_the_package_does_not_hide_a_project() -> None:
     log = "E   ModuleNotFoundError: No module named 'yaml'"
     _, plan = next_plan(log, "collect", paths=("demo/yaml.py",))
     assert plan.requirements[-1] == "PyYAML"
+
+
+def test_what_the_index_does_not_have_is_not_asked_for_again() -> None:
+    log = "E   ModuleNotFoundError: No module named 'private_helpers'"
+    _, plan = next_plan(log, "collect")
+    assert plan.requirements[-1] == "private-helpers"
+    _, plan = next_plan("ERROR: No matching distribution found for private-helpers", "build", plan)
+    assert plan.requirements == PLAN.requirements
+    assert next_plan(log, "collect", plan)[0] == ""
+    name, plan = next_plan(f"ImportError while loading conftest '/testbed/conftest.py'.\n{log}", "collect", plan)
+    assert (name, plan.options) == ("hopeless_conftest", ["--noconftest"])
+
+
+def test_a_django_app_without_settings_gets_some() -> None:
+    paths = ("waffle/__init__.py", "waffle/models.py", "waffle/tests/urls.py", "waffle/tests/test_a.py")
+    name, plan = next_plan("E   ImproperlyConfigured: Requested settings", "tests", paths=paths)
+    assert (name, plan.variables) == ("django_settings", {"DJANGO_SETTINGS_MODULE": "testbed_settings"})
+    written = plan.prepare[0].partition("<<'END'\n")[2].removesuffix("END")
+    settings: dict[str, object] = {}
+    exec(written, settings)
+    assert settings["INSTALLED_APPS"][-1] == "waffle" and settings["ROOT_URLCONF"] == "waffle.tests.urls"  # type: ignore[index]
 
 
 def test_a_suite_without_end_gets_a_limit_per_test_once() -> None:
