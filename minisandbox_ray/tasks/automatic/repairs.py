@@ -280,9 +280,8 @@ def no_matching_version(failure: Failure) -> Plan | None:
 
 def conflicting_requirements(failure: Failure) -> Plan | None:
     """The resolver finds no versions that fit all: pins of the tests' requirements go first, then the unneeded ones."""
-    if not re.search(
-        r"ResolutionImpossible|conflicting dependencies|resolution-too-deep|ResolutionTooDeep", failure.log
-    ):
+    said = r"ResolutionImpossible|conflicting dependencies|resolution-too-deep|ResolutionTooDeep|ended with status 124"
+    if not failure.in_build or not re.search(said, failure.log):
         return None
     plan = failure.plan
     bare = [_bare(text) for text in plan.requirements]
