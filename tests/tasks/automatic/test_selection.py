@@ -1,0 +1,48 @@
+"""The rule by which the benchmark's packages are drawn."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def rule() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("auto_build_select", BENCHMARKS / "auto_build_select.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_order_is_the_seed_s_and_not_the_file_s(rule: ModuleType, tmp_path: Path) -> None:
+    rows = [f"p{number}\t1.0\t2026-01\t{number}\tsummary\n" for number in range(1, 30)]
+    rows += ["unranked\t1.0\t2026-01\t\tsummary\n", "far\t1.0\t2026-01\t5001\tsummary\n"]
+    (tmp_path / "one").write_text("name\tversion\n" + "".join(rows))
+    (tmp_path / "other").write_text("name\tversion\n" + "".join(reversed(rows)))
+    drawn = rule.candidates(tmp_path / "one", 0)
+    assert sorted(drawn) == sorted(f"p{number}" for number in range(1, 30))
+    assert drawn == rule.candidates(tmp_path / "other", 0) != rule.candidates(tmp_path / "one", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("demo-1/tests/test_a.py", True),
+        ("demo-1/a_test.py", True),
+        ("demo-1/tests/__init__.py", False),
+        ("demo-1/testing.py", False),
+        ("demo-1/test_a.txt", False),
+    ],
+)
+def test_what_ships_tests(rule: ModuleType, path: str, counts: bool) -> None:
+    assert rule.has_tests(["demo-1/setup.py", path]) is counts
+
+
+def test_the_list_has_thirty_packages_with_their_hashes() -> None:
+    lines = (BENCHMARKS / "auto_build_packages.txt").read_text().splitlines()
+    assert len({line.split()[0] for line in lines}) == 30
+    assert all(len(line.split()) == 4 and len(line.split()[2]) == 64 for line in lines)
