@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from packaging.markers import Marker
+from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.utils import canonicalize_name
 
 from minisandbox_ray.tasks.automatic import pyproject, runners, setup_files
@@ -37,6 +37,7 @@ _VERSION_VARIABLES = {
 _COMPILED = (".pyx", ".pxd", ".c", ".cc", ".cpp", ".cxx", ".f90", ".rs", ".f")
 _SKIPPED = re.compile(r"(^|/)(docs?|examples?|benchmarks?|build|dist|node_modules|vendor|_vendor|third_party|\.[^/]+)/")
 _MOST_TARGETS = 40
+_MOST_TEXT = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -276,22 +277,23 @@ def _runner(
 
 def _plugins(tree: SourceTree, settings: runners.PytestSettings, targets: list[str], runner: str) -> list[str]:
     """pytest plugins that the configuration or the tests use without importing them."""
-    text = "\n".join(tree.text(path) for path in _readable_tests(tree, targets))
+    text = "\n".join(tree.text(path) for path in _readable_tests(tree, targets))[:_MOST_TEXT]
     words = settings.text
+    arguments = {name for given in re.findall(r"def \w+\(([^)]{0,500})\)", text) for name in re.findall(r"\w+", given)}
     used = {
         "pytest-cov": "--cov" in words,
         "pytest-asyncio": "asyncio_mode" in words or "mark.asyncio" in text,
         "pytest-django": runner == "django" or "mark.django_db" in text,
-        "pytest-mock": re.search(r"def \w+\([^)]*\bmocker\b", text) is not None,
+        "pytest-mock": "mocker" in arguments,
         "pytest-timeout": "--timeout" in words or re.search(r"^timeout\s*=", words, re.MULTILINE) is not None,
-        "pytest-benchmark": "--benchmark" in words or re.search(r"def test\w*\([^)]*\bbenchmark\b", text) is not None,
+        "pytest-benchmark": "--benchmark" in words or "benchmark" in arguments,
         "pytest-socket": "--disable-socket" in words or "--allow-hosts" in words,
         "pytest-xdist": re.search(r"(^|\s)(-n|--dist|--numprocesses)[\s=]", words) is not None,
-        "requests-mock": re.search(r"def \w+\([^)]*\brequests_mock\b", text) is not None,
-        "pytest-httpx": re.search(r"def \w+\([^)]*\bhttpx_mock\b", text) is not None,
-        "pyfakefs": re.search(r"def test\w*\([^)]*\bfs\b", text) is not None,
+        "requests-mock": "requests_mock" in arguments,
+        "pytest-httpx": "httpx_mock" in arguments,
+        "pyfakefs": "fs" in arguments and "pyfakefs" in text,
         "anyio": "mark.anyio" in text,
-        "trio": "anyio_backend" in text and "trio" in text,
+        "trio": "mark.anyio" in text and ("trio" in text or "anyio_backend" not in text),
         "vcrpy": "mark.vcr" in text,
         "pytest-recording": "mark.vcr" in text,
     }
@@ -305,4 +307,7 @@ def evaluates(text: str, python: str) -> bool:
         return True
     short = ".".join(python.split(".")[:2])
     marker: Marker = requirement.marker
-    return marker.evaluate({"python_version": short, "python_full_version": python, "extra": ""})
+    try:
+        return marker.evaluate({"python_version": short, "python_full_version": python, "extra": ""})
+    except (UndefinedComparison, UndefinedEnvironmentName, ValueError):
+        return True

@@ -176,7 +176,8 @@ def order_interpreters(facts: Facts, date: datetime | None, interpreters: Iterab
     """
     try:
         allowed = SpecifierSet(facts.requires_python)
-    except InvalidSpecifier:
+        allowed.contains(Version("3.9"))
+    except (InvalidSpecifier, ValueError):
         allowed = SpecifierSet()
     usable: dict[tuple[int, ...], Interpreter] = {}
     for each in sorted(interpreters, key=lambda each: each.key, reverse=True):

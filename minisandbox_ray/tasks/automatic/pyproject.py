@@ -32,7 +32,7 @@ def read(tree: SourceTree) -> Declared:
     found = Declared()
     try:
         document = tomllib.loads(tree.text("pyproject.toml"))
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError):
         return found
     system = _table(document, "build-system")
     found.backend = _text(system.get("build-backend"))

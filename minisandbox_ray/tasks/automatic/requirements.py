@@ -31,7 +31,7 @@ def parse(text: str) -> Requirement | None:
     """A requirement that pip finds by name on an index; None for anything else (URLs, paths, nonsense)."""
     try:
         requirement = Requirement(text.strip())
-    except InvalidRequirement:
+    except (InvalidRequirement, ValueError, RecursionError):  # numbers of thousands of digits, nested parentheses
         return None
     return None if requirement.url else requirement
 
@@ -125,7 +125,7 @@ def poetry_specifier(constraint: str) -> str:
         return ""
     parts = []
     for part in re.split(r"\s*,\s*|\s+(?=[<>=!~^])", constraint.strip()):
-        match = re.fullmatch(r"(\^|~(?!=))\s*v?(\d+(?:\.\d+)*)(\S*)", part)
+        match = re.fullmatch(r"(\^|~(?!=))\s*v?(\d{1,9}(?:\.\d{1,9})*)(\S*)", part)
         if match:
             numbers = [int(number) for number in match[2].split(".")]
             if match[1] == "^":

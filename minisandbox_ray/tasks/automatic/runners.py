@@ -129,7 +129,7 @@ def tested_pythons(tree: SourceTree, classifiers: list[str]) -> list[str]:
     for match in re.finditer(r"py(?:thon)?3?\{?([\d.,]+)\}?", listed):
         for part in match[1].split(","):
             digits = part.removeprefix("3").lstrip(".") if "3{" not in match[0] else part
-            if digits.isdigit():
+            if re.fullmatch(r"[0-9]{1,2}", digits):
                 minors.add(int(digits))
     for path in tree.matching(_CI):
         for line in tree.text(path).splitlines():

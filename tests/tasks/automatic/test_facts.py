@@ -1,6 +1,10 @@
 """What is read from source trees of several kinds."""
 
+from pathlib import Path
+
+from minisandbox_ray.environments import Interpreter
 from minisandbox_ray.tasks.automatic.facts import detect
+from minisandbox_ray.tasks.automatic.plans import first_plans
 from minisandbox_ray.tasks.automatic.tree import SourceTree
 
 TEST = "import pytest\n\ndef test_it():\n    pass\n"
@@ -182,3 +186,20 @@ def test_nonsense_is_left_out() -> None:
     )
     assert facts.test_requirements == ["pytest"]
     assert facts.name == ""
+
+
+def test_hostile_files_end_in_time_and_raise_nothing() -> None:
+    digits, nested = "9" * 20_000, "[" * 50_000
+    facts = detect(
+        tree(
+            {
+                "pyproject.toml": f"a = {nested}",
+                "setup.cfg": f"[options]\npython_requires = >={digits}\ninstall_requires =\n    a=={digits}\n",
+                "setup.py": f"setup(name={'(' * 50_000})",
+                "tox.ini": f"[tox]\nenvlist = py{digits}\n",
+                "requirements-test.txt": f"b; python_version > '{digits}'\nc; {'(' * 50_000}\n",
+                "tests/test_x.py": "def f(" * 80_000,
+            }
+        )
+    )
+    assert first_plans(facts, None, [Interpreter("3.12.1", Path("/python"), Path("/"), None)])
