@@ -124,11 +124,11 @@ class Suite:
         printed = {test: case.printed or test for test, case in run.cases.items()}
         names = public_names(self._parser, set(printed.values()))
         named = _named(run, {test: names[text] for test, text in printed.items() if text in names})
-        if strangers and any(test in named.cases for test in task.FAIL_TO_PASS):
+        lost = [test for test in strangers if test not in named.cases]
+        if lost and any(test in named.cases for test in task.FAIL_TO_PASS):
             # What the parser took for a test where none is (a line of a test's own output), and a list has it.
             found = parse_untrusted(task.log_parser, run.log)
-            lost = [test for test in strangers if test in found and test not in named.cases]
-            named.cases.update({test: Case(found[test]) for test in lost})
+            named.cases.update({test: Case(found[test]) for test in lost if test in found})
         return replace(named, log=named.log[-log_chars:])
 
     def _is_test_s(self, test: str) -> bool:
