@@ -20,6 +20,7 @@ from minisandbox_ray.rollout.grades import graded_once
 from minisandbox_ray.rollout.replay import digest
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Grade, Task, grade, grade_key
+from minisandbox_ray.tasks.suite import Suite
 
 LONGEST_DIFF_IN_INFO = 1 << 20
 PATCHES_KEPT = 2048
@@ -95,6 +96,7 @@ class Episode:
         return task.problem_statement, info
 
     def _start(self, task: Task) -> dict[str, float]:
+        Suite(task)  # what nobody could grade is refused before an agent works on it
         store = self._context.store
         times = [time.perf_counter()]
         self._environment = self._resources.enter_context(store.use(task.environment, self._context.archives))

@@ -192,6 +192,8 @@ def test_unusable_tasks_are_typed_errors_and_cost_no_slot(pool: EpisodePool, tas
             env.reset(task.model_copy(update={"environment": "0" * 64}))
         with pytest.raises(TaskError):
             env.reset(task.model_copy(update={"patch": task.patch.replace("a + b", "a * b")}))
+        with pytest.raises(TaskError, match="not supported yet"):
+            env.reset(task.model_copy(update={"graded_by": "script"}))
     assert until(lambda: used(pool) == 0)
 
 
