@@ -8,6 +8,7 @@ in one order, have a process that starts as all others do.
 _PROGRAM = """
 import compileall, gc, os, sys
 gc.disable()  # when it runs depends on everything, and decides what is referred to
+forget = getattr(sys, "_clear_type_cache", None) or (lambda: None)  # it refers to names, by their random addresses
 files = sorted(
     os.path.join(folder, name)
     for place in sys.argv[1:] for folder, _, names in os.walk(place) for name in names if name.endswith(".py")
@@ -21,6 +22,7 @@ for start in range(0, len(files), 100):
     if os.fork() == 0:
         try:
             for file in files[start : start + 100]:
+                forget()
                 compileall.compile_file(file, quiet=2)
         finally:
             os._exit(0)
