@@ -10,6 +10,7 @@ from minisandbox_ray.environments import NodeStore, Source, cache_root
 from minisandbox_ray.environments.archive import archive_path
 from minisandbox_ray.errors import BuildError
 from minisandbox_ray.tasks.automatic import AutomaticConfig, find_environment
+from tests.tasks.automatic.conftest import Endpoint
 
 SETUP = "from setuptools import setup\nsetup(name='demo', version='1', py_modules=['demo'])\n"
 
@@ -33,6 +34,11 @@ def write(root: Path, files: dict[str, str]) -> Source:
     return Source(kind="path", path=root)
 
 
+def skip_without_index(error: BuildError) -> None:
+    if "index" in str(error) or "No matching distribution found for" in str(error):
+        pytest.skip(f"no package index within reach: {error}")
+
+
 def test_a_tree_that_needs_a_repair(cache: Path, tmp_path: Path) -> None:
     source = write(
         tmp_path,
@@ -47,8 +53,7 @@ def test_a_tree_that_needs_a_repair(cache: Path, tmp_path: Path) -> None:
     try:
         found = find_environment(source, archives=archives, store=store, config=config, log=lines.append)
     except BuildError as error:
-        if "index" in str(error) or "No matching distribution found for pytest" in str(error):
-            pytest.skip(f"no package index within reach: {error}")
+        skip_without_index(error)
         raise
     assert found.learned == ["inflection"] and found.attempts == 2 and len(lines) == 2
     assert found.passing == ["tests/test_demo.py::test_many"] and not found.failing
@@ -57,6 +62,28 @@ def test_a_tree_that_needs_a_repair(cache: Path, tmp_path: Path) -> None:
     notes = [json.loads(line) for line in found.attempt_log.read_text().splitlines()]
     assert notes[1]["repairs"] == ["missing_module"] and "No module named 'inflection'" in notes[1]["log"]
     assert find_environment(source, archives=archives, store=store, config=config) == found
+
+
+def test_what_no_repair_knows_the_advisor_may(cache: Path, tmp_path: Path, endpoint: Endpoint) -> None:
+    source = write(
+        tmp_path,
+        {
+            "setup.py": SETUP.replace("version='1'", "version='1', python_requires='==3.12.*'"),
+            "demo.py": "",
+            "tests/test_demo.py": "import os\n\n\ndef test_mode():\n    assert os.environ.get('MODE') == 'loud'\n",
+        },
+    )
+    endpoint.content = '{"why": "it wants a mode", "variables": {"MODE": "loud"}}'
+    config = AutomaticConfig(attempts=3, advisor=endpoint.config)
+    archives, store = cache / "archives", NodeStore(cache / "store")
+    try:
+        found = find_environment(source, archives=archives, store=store, config=config)
+    except BuildError as error:
+        skip_without_index(error)
+        raise
+    assert (found.learned, found.spec.variables) == (["it wants a mode"], {"MODE": "loud"})
+    assert found.passing == ["tests/test_demo.py::test_mode"] and len(endpoint.asked) == 1
+    assert "hidden" not in found.attempt_log.read_text(), "the key is nobody's business"
 
 
 def test_a_tree_without_tests_is_told_at_once(cache: Path, tmp_path: Path) -> None:
