@@ -11,7 +11,7 @@ train:
 
 test: lint
 	@.venv/bin/python -m pytest -m "not cluster" $(ARGS)
-	@if [ "$$(id -u)" = 0 ]; then .venv/bin/python -m tests.ordinary_user $(or $(ARGS),tests/sandbox); fi
+	@if [ "$$(id -u)" = 0 ]; then .venv/bin/python tests/ordinary_user.py $(or $(ARGS),tests/sandbox); fi
 
 test-cluster:
 	@./setup.sh dev

@@ -1,4 +1,4 @@
-"""Run pytest as an ordinary user, who has no privilege at all: `python -m tests.ordinary_user [pytest arguments]`.
+"""Run pytest as an ordinary user, who has no privilege at all: `python tests/ordinary_user.py [pytest arguments]`.
 
 For root only. In a mount namespace of its own, thrown away at the end, the interpreter and this repository are made
 readable where they lie in a private home directory; nothing outside of it changes.
