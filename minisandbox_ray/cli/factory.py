@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from minisandbox_ray.cli.inputs import add_isolation, archives_and_store
-from minisandbox_ray.yaml_file import read_model
 from minisandbox_ray.errors import ConfigError, first_line
 from minisandbox_ray.tasks import FactoryConfig, PackageSpec, make_tasks, save_tasks
 from minisandbox_ray.telemetry.progress import task_progress
+from minisandbox_ray.yaml_file import read_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

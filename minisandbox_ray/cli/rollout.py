@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         required=True,
         metavar="gold|empty|random|FILE.jsonl|FILE.yaml",
-        help="the gold fix; submit at once; a few harmless commands; the actions of earlier trajectories; or a model to "
-        "ask (rollout/chat.py)",
+        help="the gold fix; submit at once; a few harmless commands; the actions of earlier trajectories; or a model "
+        "to ask (rollout/chat.py)",
     )
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="episodes per task (default: 1)")
     parser.add_argument("--limit", type=int, metavar="N", help="play the first N tasks only")

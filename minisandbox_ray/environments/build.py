@@ -227,6 +227,7 @@ def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Lo
     pip = host_pip_settings()
     index = DatedIndex(pip, spec.exclude_newer) if spec.exclude_newer else None
     if index is not None:
+        index.open = True  # for the builder's own tools
         pip = index.settings
         for left_out in index.left_out:
             log(f"nothing is taken from {pip.redact(left_out)}, which does not tell upload times (exclude_newer)")
@@ -296,7 +297,7 @@ def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Lo
             _bring_source(build, spec.source, cached)
         build.step("import the repository", _IMPORT_REPOSITORY, record=False)
         if index is not None:
-            index.open = False  # what came before is the builder's own
+            index.open = False
             build.step("date the index", _EASY_INSTALL, record=False)
         if spec.packages:
             build.step("install packages", f"pip install {shlex.join(spec.packages)}")

@@ -76,7 +76,7 @@ class DatedIndex:
         self._pip = pip
         variables = pip.variables
         indexes = [
-            variables.get("PIP_INDEX_URL") or _default_index(),
+            variables.get("PIP_INDEX_URL") or default_index(),
             *variables.get("PIP_EXTRA_INDEX_URL", "").split(),
         ]
         self._indexes = [url for url in indexes if urlsplit(url).scheme in {"http", "https"}]
@@ -119,7 +119,8 @@ class DatedIndex:
     def page(self, project: str) -> str | None:
         """A project's page; None if no index knows it. Raises OSError and ValueError where an index does not answer."""
         name = re.sub(r"[-_.]+", "-", project).lower()
-        found = [files for base in self._indexes if (files := _files(base, name, _Reach.of(self._pip))) is not None]
+        pages = (project_files(base, name, Reach.of(self._pip)) for base in self._indexes)
+        found = [files for files in pages if files is not None]
         if not found:
             return None
         shown = (each for files in found for each in files if self.open or each.uploaded < self._cutoff)
@@ -155,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
+class Reach:
     """How an index is asked: the part of pip's settings that concerns connections."""
 
     certificates: str
@@ -170,7 +171,7 @@ class _Reach:
 
 
 @functools.lru_cache(maxsize=512)
-def _files(base: str, project: str, reach: _Reach) -> tuple[_File, ...] | None:
+def project_files(base: str, project: str, reach: Reach) -> tuple[_File, ...] | None:
     """A project's files with their upload times; kept for the life of the process: a past date's don't change."""
     parts = urlsplit(base if base.endswith("/") else f"{base}/")
     user, _, host = parts.netloc.rpartition("@")
@@ -220,7 +221,7 @@ def _files(base: str, project: str, reach: _Reach) -> tuple[_File, ...] | None:
 
 
 @functools.cache
-def _default_index() -> str:
+def default_index() -> str:
     """What pip asks where nobody configured an index: its help says."""
     command = [sys.executable, "-m", "pip", "install", "--isolated", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

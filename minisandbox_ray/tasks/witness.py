@@ -54,6 +54,11 @@ _DEPTH = 4
 _PRISTINE = tuple({"/venv/", "/usr/", "/opt/", sys.prefix + "/", sys.base_prefix + "/"})
 
 
+def _is(value: Any, kind: Any) -> bool:
+    """isinstance, but for what an object says of itself: some raise when they are asked before they are set up."""
+    return issubclass(type(value), kind)
+
+
 class Origins:
     """Which code the agent wrote: that of the files its diff touches, and that of no file at all."""
 
@@ -76,20 +81,20 @@ class Origins:
 
     def suspects(self, value: Any) -> bool:
         """Whether a value that took the place of another in the runner may come from the agent."""
-        while isinstance(value, (functools.partial, MethodType, staticmethod, classmethod, property)):
-            if isinstance(value, property):
+        while _is(value, (functools.partial, MethodType, staticmethod, classmethod, property)):
+            if _is(value, property):
                 value = value.fget
             else:
-                value = value.func if isinstance(value, functools.partial) else value.__func__
-        if isinstance(value, FunctionType):
+                value = value.func if _is(value, functools.partial) else value.__func__
+        if _is(value, FunctionType):
             return self.suspects_file(value.__code__.co_filename)
-        if isinstance(value, type):
+        if _is(value, type):
             module = sys.modules.get(value.__module__)
             return self.suspects_file(getattr(module, "__file__", None) or "<string>")
         return True
 
     def suspects_plugin(self, plugin: Any) -> bool:
-        if isinstance(plugin, ModuleType):
+        if _is(plugin, ModuleType):
             return self.suspects_file(getattr(plugin, "__file__", None) or "<string>")
         return self.suspects(type(plugin))
 
@@ -97,14 +102,10 @@ class Origins:
         """A function of the agent's that stands in for another one in a module that is not its own."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
-            if (
-                name in ("sys", "__main__")
-                or not isinstance(module, ModuleType)
-                or (file and not self._is_pristine(file))
-            ):
+            if name in ("sys", "__main__") or not _is(module, ModuleType) or (file and not self._is_pristine(file)):
                 continue
             for key, value in list(vars(module).items()):
-                inside = list(vars(value).items()) if isinstance(value, type) and value.__module__ == name else []
+                inside = list(vars(value).items()) if _is(value, type) and value.__module__ == name else []
                 for part, function in [("", value), *inside]:
                     if type(function) is not FunctionType or function.__globals__ is vars(module):
                         continue
@@ -130,16 +131,20 @@ class Seal:
         for name, module in self._modules:
             self._note(name, module, vars(module))
             for key, value in list(vars(module).items()):
-                if isinstance(value, type) and value.__module__ == name and value.__name__ == key:
+                if _is(value, type) and value.__module__ == name and value.__name__ == key:
                     self._note(name + "." + key, value, vars(value))
 
     def _note(self, where: str, owner: Any, content: Any) -> None:
         is_builtins = owner is builtins
         for key, value in list(content.items()):
-            function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-            if isinstance(function, FunctionType):
+            function = value
+            if _is(value, (MethodType, staticmethod, classmethod)):
+                function = value.__func__
+            elif _is(value, property):
+                function = value.fget
+            if _is(function, FunctionType):
                 self._parts.append((where, owner, key, value, function, function.__code__, function.__defaults__))
-            elif (is_builtins and key != "_") or isinstance(value, type):
+            elif (is_builtins and key != "_") or _is(value, type):
                 self._parts.append((where, owner, key, value, None, None, None))
 
     def broken(self) -> str:

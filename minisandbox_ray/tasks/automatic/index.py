@@ -47,7 +47,7 @@ def list_sdists(name: str) -> list[Sdist]:
     pip = host_pip_settings()
     variables = pip.variables
     urls = [
-        variables.get("PIP_INDEX_URL") or dated_index._default_index(),
+        variables.get("PIP_INDEX_URL") or dated_index.default_index(),
         *variables.get("PIP_EXTRA_INDEX_URL", "").split(),
     ]
     found: dict[str, Sdist] = {}
@@ -55,7 +55,7 @@ def list_sdists(name: str) -> list[Sdist]:
         if urlsplit(url).scheme not in {"http", "https"}:
             continue
         try:
-            files = dated_index._files(url, canonicalize_name(name), dated_index._Reach.of(pip))
+            files = dated_index.project_files(url, canonicalize_name(name), dated_index.Reach.of(pip))
         except (OSError, ValueError) as error:
             raise BuildError(f"{name}: the package index does not answer: {pip.redact(str(error))}") from None
         for each in files or ():
