@@ -175,8 +175,8 @@ def part_tamper(_: argparse.Namespace) -> dict[str, Any]:
     from minisandbox_ray.tasks import FactoryConfig, GradingConfig, Task, grade
     from minisandbox_ray.tasks.source import unified_patch
 
-    sys.path.append(str(REPOSITORY))
-    from tests.tasks.attacks import ATTACKS, BROKEN, CORE, FAIL_TO_PASS, FILES, HONEST, PASS_TO_PASS
+    sys.path.append(str(REPOSITORY / "tests"))
+    from tasks.attacks import ATTACKS, BROKEN, CORE, FAIL_TO_PASS, FILES, HONEST, PASS_TO_PASS
 
     limits = Limits(memory_mib=512, disk_mib=128, pids=64)
     archives, store = cache_root() / "archives", NodeStore(cache_root() / "store")

@@ -7,7 +7,8 @@ import pytest
 from minisandbox_ray.errors import ModelServiceError
 from minisandbox_ray.tasks.automatic.advisor import advise
 from minisandbox_ray.tasks.automatic.plans import Plan
-from tests.tasks.automatic.conftest import Endpoint
+
+from .conftest import Endpoint
 
 PLAN = Plan(python="3.9.18", requirements=["pytest"], targets=["tests"])
 

@@ -10,7 +10,8 @@ from minisandbox_ray.environments import NodeStore, Source, cache_root
 from minisandbox_ray.environments.archive import archive_path
 from minisandbox_ray.errors import BuildError
 from minisandbox_ray.tasks.automatic import AutomaticConfig, find_environment
-from tests.tasks.automatic.conftest import Endpoint
+
+from .conftest import Endpoint
 
 SETUP = "from setuptools import setup\nsetup(name='demo', version='1', py_modules=['demo'])\n"
 

@@ -6,8 +6,8 @@ from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.errors import BuildError, StoreFullError
 from minisandbox_ray.tasks.building import plan_jobs
 from minisandbox_ray.tasks.building.causes import cause_of
-from tests.tasks.recipes.conftest import Mirror, commit_to, mirror  # noqa: F401
 
+from ..recipes.conftest import Mirror, commit_to, mirror  # noqa: F401
 from .conftest import task
 
 

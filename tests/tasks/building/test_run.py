@@ -72,15 +72,16 @@ def test_what_a_person_must_change_ends_everything(store: NodeStore, tmp_path: P
         Builder(tmp_path / "archives", store).run([job(store, tmp_path / "a", "true")], 1)
 
 
-STOPPED = """
+STOPPED = f"""
 import sys
 from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from minisandbox_ray.environments import NodeStore
 from minisandbox_ray.tasks.building import Builder
-from tests.tasks.building.conftest import job
+from tasks.building.conftest import job
 if __name__ == "__main__":
     store = NodeStore(Path(sys.argv[1]))
-    jobs = [job(store, Path(sys.argv[2]), f"touch here && exec sleep 8639{n}") for n in (4, 5)]
+    jobs = [job(store, Path(sys.argv[2]), f"touch here && exec sleep 8639{{n}}") for n in (4, 5)]
     Builder(Path(sys.argv[3]), store).run(jobs, 2)
 """
 
