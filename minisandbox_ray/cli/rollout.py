@@ -72,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.tasks} holds no tasks")
     require_environments(tasks)
     policy = choose_policy(arguments.policy, tasks, arguments.samples)
-    if unknown := sum(not is_validated(task) for task in tasks):
-        print(f"warning: {unknown} of {len(tasks)} tasks never proved valid; `validate` tells", file=sys.stderr)
     wanted = [(task, sample) for task in tasks for sample in range(arguments.samples)]
     rows, path = play_batch(arguments, wanted, policy, arguments.seed)
     write_report(path.parent, make_report([task.instance_id for task in tasks], rows))
@@ -119,6 +117,7 @@ def play_batch(
             episodes = [pair for pair in wanted if finished.get((pair[0].instance_id, pair[1])) != task_digest(pair[0])]
             try:
                 if episodes:
+                    _warn_of_unknown({task.instance_id: task for task, _ in episodes})
                     _play(episodes, file, policy, make_policy, seed, arguments.concurrency, episode, cluster, archives)
             except (KeyboardInterrupt, SystemExit):
                 done = sum((task.instance_id, sample) in file.last for task, sample in wanted)
@@ -132,6 +131,11 @@ def play_batch(
             return rows, file.path
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _warn_of_unknown(tasks: dict[str, Task]) -> None:
+    if unknown := sum(not is_validated(task) for task in tasks.values()):
+        print(f"warning: {unknown} of {len(tasks)} tasks never proved valid; `validate` tells", file=sys.stderr)
 
 
 def _settings(arguments: argparse.Namespace) -> "tuple[EpisodeConfig, ClusterConfig, str | None]":

@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from minisandbox_ray.config import load_config
+from minisandbox_ray.rollout.chat import ChatConfig
+from minisandbox_ray.tasks import FactoryConfig
+from minisandbox_ray.yaml_file import read_model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CLUSTER = CONFIGS / "cluster"
@@ -27,7 +30,20 @@ def groups() -> list[dict[str, Any]]:
     return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
+def training_configurations() -> list[Path]:
+    """Those that name tasks: others are for the factory, for agents, or policies."""
+    return [
+        path for path in sorted(CONFIGS.rglob("*.yaml")) if re.search(r"^(tasks|kind):", path.read_text(), re.MULTILINE)
+    ]
+
+
+def test_the_factory_s_and_the_policy_s_configurations_are_valid() -> None:
+    factory = read_model(CONFIGS / "factory.yaml", FactoryConfig)
+    assert len(factory.packages) * factory.per_package >= 100
+    assert read_model(CONFIGS / "policies" / "local_model.yaml", ChatConfig).base_url
+
+
+@pytest.mark.parametrize("path", training_configurations(), ids=lambda path: path.stem)
 def test_every_training_configuration_is_valid(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.stem.startswith("kuberay"):
         pytest.skip("a manifest of Kubernetes")
