@@ -1,4 +1,4 @@
-"""Run Python where no namespace can be made and nothing mounted: `python -m tests.without_namespaces [arguments]`.
+"""Run Python where no namespace can be made and nothing mounted: `python tests/without_namespaces.py [arguments]`.
 
 As in a container without privileges under an engine's usual system call filter.
 """

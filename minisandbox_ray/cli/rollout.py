@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -198,18 +198,49 @@ def _play(
     # Not in the output's directory: who goes on after a SIGKILL need not wait until the old cluster is gone.
     with connect(cluster), EpisodePool(cluster, archives) as pool, progress:
         bar = progress.add_task("playing", total=len(episodes))
-        asyncio.run(
-            play(
-                episodes,
-                pool,
-                make_policy,
-                policy=policy,
-                seed=seed,
-                config=episode,
-                concurrency=concurrency,
-                on_trajectory=on_trajectory,
-            )
+        work = play(
+            episodes,
+            pool,
+            make_policy,
+            policy=policy,
+            seed=seed,
+            config=episode,
+            concurrency=concurrency,
+            on_trajectory=on_trajectory,
         )
+        _run_until_told(work)
+
+
+def _run_until_told(work: Coroutine[Any, Any, None]) -> None:
+    """asyncio.run that SIGTERM cancels, as SIGINT does: an exception out of a signal handler hits tasks anywhere.
+
+    Raises SystemExit then.
+    """
+    is_told = False
+
+    async def main() -> None:
+        nonlocal is_told
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop() -> None:
+            nonlocal is_told
+            is_told = True
+            if task:
+                task.cancel()
+
+        loop.add_signal_handler(signal.SIGTERM, stop)
+        try:
+            await work
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, _terminate)
+
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        if is_told:
+            raise SystemExit(143) from None
+        raise
 
 
 def _outcome(trajectory: "Trajectory") -> str:

@@ -126,11 +126,14 @@ def test_worker_in_the_middle_of_reset(pool: EpisodePool, task: Task) -> None:
         assert not reset.done()
         for worker in stopped:
             os.kill(worker, signal.SIGKILL)
-        observation, info = await reset
-        assert observation == task.problem_statement
-        assert info["replay"] == {"count": 1, "turns": [0], "diverged_turns": []}
-        assert (await env.astep(bash("echo fine")))[4]["exit_code"] == 0
-        await env.aclose()
+        try:
+            observation, info = await reset
+            assert observation == task.problem_statement
+            # It may be played again at the other one, before that is known to be dead, too.
+            assert info["replay"]["turns"] in ([0], [0, 0])
+            assert (await env.astep(bash("echo fine")))[4]["exit_code"] == 0
+        finally:
+            await env.aclose()
 
     asyncio.run(main())
     assert until(lambda: is_clean(pool))

@@ -47,7 +47,7 @@ def test_without_namespaces() -> None:
         pytest.skip(f"no Landlock: {error}")
     pytest_ = ["-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     result = subprocess.run(
-        [sys.executable, "-m", "tests.without_namespaces", *pytest_],
+        [sys.executable, str(Path(__file__).parents[1] / "without_namespaces.py"), *pytest_],
         check=False,
         env={**os.environ, _INSIDE: "1"},
         cwd=Path(__file__).parents[2],
