@@ -20,7 +20,7 @@ _HEAD = "node:__internal_head__"  # a resource that Ray gives to it
 
 def default_unpack_slots(cpus: float) -> int:
     """Unpack slots for a node: two per cpu, as each waits for the disk part of its time, and no more than eight, which
-    share one disk (benchmarks/cluster.py: of 1, 2, 4 and 8 the best on two cpus is four)."""
+    share one disk (benchmarks/cluster.py --only cold)."""
     return max(1, min(int(2 * cpus), 8))
 
 
