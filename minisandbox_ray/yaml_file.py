@@ -20,4 +20,5 @@ def read_model[Model: BaseModel](path: Path, model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ConfigError(f"{path} is not of the form of {model.__name__}: {field}: {first['msg']}") from error
+        article = "an" if model.__name__[0] in "AEIOU" else "a"
+        raise ConfigError(f"{path} is not {article} {model.__name__}: {field}: {first['msg']}") from error

@@ -5,8 +5,6 @@ import difflib
 from pathlib import Path
 from typing import get_args
 
-import yaml
-from pydantic import ValidationError
 from rich.console import Console
 
 from minisandbox_ray.environments import EnvSpec, Manifest, NodeStore, build_environment, cache_root
@@ -15,6 +13,7 @@ from minisandbox_ray.sandbox import Isolation
 from minisandbox_ray.tasks import Task, load_tasks, require_environments
 from minisandbox_ray.tasks.datasets import Loaded, Refusal
 from minisandbox_ray.tasks.quickstart import make_quickstart
+from minisandbox_ray.yaml_file import read_model
 
 
 def add_isolation(parser: argparse.ArgumentParser) -> None:
@@ -39,17 +38,7 @@ def archives_and_store(isolation: Isolation = "strict") -> tuple[Path, NodeStore
 
 def read_spec(path: Path) -> EnvSpec:
     """An EnvSpec from a YAML file. Raises ConfigError, one line."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return EnvSpec.model_validate(content)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ConfigError(f"{path} is not an EnvSpec: {field}: {first['msg']}") from error
+    return read_model(path, EnvSpec)
 
 
 def build_spec(spec: EnvSpec, isolation: Isolation, repo_mirror: Path | None = None) -> Manifest:

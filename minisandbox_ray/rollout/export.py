@@ -1,16 +1,13 @@
 """Trajectories of a file: chosen from, and in the forms that others read."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout.actions import Command, parse_action
-from minisandbox_ray.rollout.trajectory import Trajectory
+from minisandbox_ray.rollout.trajectory import Trajectory, parse_trajectory
 
 
 def read_trajectories(paths: Iterable[Path]) -> Iterator[Trajectory]:
@@ -33,14 +30,7 @@ def _lines(file: Path) -> Iterator[tuple[int, Trajectory]]:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n") or not line.strip():
                     continue
-                try:
-                    yield number, Trajectory.model_validate(json.loads(line))
-                except ValueError as error:
-                    what = "no trajectory"
-                    if isinstance(error, ValidationError):
-                        first = error.errors(include_url=False)[0]
-                        what += f": {'.'.join(map(str, first['loc']))}: {first['msg']}"
-                    raise ConfigError(f"{file}, line {number}: {what}") from error
+                yield number, parse_trajectory(line, file, number)
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
 

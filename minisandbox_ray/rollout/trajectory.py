@@ -96,6 +96,18 @@ def task_digest(task: Task) -> str:
     return hashlib.sha256(task.model_dump_json().encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def parse_trajectory(line: bytes, file: Path, number: int) -> Trajectory:
+    """A line of a file. Raises ConfigError that names the line and the field of one that is no trajectory."""
+    try:
+        return Trajectory.model_validate(json.loads(line))
+    except ValueError as error:
+        what = "no trajectory"
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what += f": {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ConfigError(f"{file}, line {number}: {what}") from error
+
+
 class TrajectoryFile:
     """``DIRECTORY/trajectories.jsonl``, to which one process at a time appends.
 
@@ -135,14 +147,7 @@ class TrajectoryFile:
                 if not line.endswith(b"\n"):
                     break
                 end += len(line)
-                try:
-                    self._keep(Trajectory.model_validate(json.loads(line)))
-                except ValueError as error:
-                    what = "no trajectory"
-                    if isinstance(error, ValidationError):
-                        first = error.errors(include_url=False)[0]
-                        what += f": {'.'.join(map(str, first['loc']))}: {first['msg']}"
-                    raise ConfigError(f"{self.path}, line {number}: {what}") from error
+                self._keep(parse_trajectory(line, self.path, number))
         os.ftruncate(self._descriptor, end)
 
     def _keep(self, trajectory: Trajectory) -> None:
