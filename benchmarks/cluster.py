@@ -34,8 +34,7 @@ from typing import Any
 
 from archives import clone_archives, make_task
 from measure import quantile
-from rich.console import Console
-from rich.table import Table
+from report import print_bars
 
 BARS = {
     "spread_max_diff": ("<=", 2),
@@ -371,15 +370,7 @@ def main() -> int:
                     json.dumps({name: figures[name] for name in figures if figures[name] is not None}),
                     file=sys.stderr,
                 )
-    table = Table("", "measured", "bar", "")
-    missed = False
-    for name, (sign, bar) in BARS.items():
-        value = figures[name]
-        if value is not None:
-            is_met = value <= bar if sign == "<=" else value >= bar
-            missed = missed or not is_met
-            table.add_row(name, f"{value:.3g}", f"{sign} {bar}", "ok" if is_met else "missed")
-    Console().print(table)
+    missed = print_bars(figures, BARS)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     return int(missed)

@@ -1,14 +1,29 @@
 """Figures by name, and the same for people."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from measure import Timings, quantile
 from rich.console import Console
 from rich.table import Table
 
 Figure = float | int | str | None
+
+
+def print_bars(figures: Mapping[str, Any], bars: Mapping[str, tuple[str, float]]) -> bool:
+    """A row for each figure that has a bar ("<=" or ">=") and was measured; -> whether any is missed."""
+    table = Table("", "measured", "bar", "")
+    missed = False
+    for name, (sign, bar) in bars.items():
+        value = figures[name]
+        if value is not None:
+            is_met = value <= bar if sign == "<=" else value >= bar
+            missed = missed or not is_met
+            table.add_row(name, f"{value:.3g}", f"{sign} {bar}", "ok" if is_met else "missed")
+    Console().print(table)
+    return missed
 
 
 def ms(values: list[float], share: float = 0.5) -> float:

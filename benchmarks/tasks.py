@@ -35,8 +35,7 @@ from measure import in_turns, quantile
 from peers import podman as podman_module
 from peers import targz
 from real_environments import build_all
-from rich.console import Console
-from rich.table import Table
+from report import print_bars
 
 BARS = {
     "archive_vs_targz": ("<=", 0.6),
@@ -281,15 +280,7 @@ def main() -> int:
         log(f"{part} {json.dumps({name: figures[name] for name in BARS if figures[name] is not None})}")
         if arguments.json:  # what was measured is there, whatever comes next
             arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
-    table = Table("", "measured", "bar", "")
-    missed = False
-    for name, (sign, bar) in BARS.items():
-        value = figures[name]
-        if value is not None:
-            is_met = value <= bar if sign == "<=" else value >= bar
-            missed = missed or not is_met
-            table.add_row(name, f"{value:.3g}", f"{sign} {bar}", "ok" if is_met else "missed")
-    Console().print(table)
+    missed = print_bars(figures, BARS)
     return int(missed)
 
 
