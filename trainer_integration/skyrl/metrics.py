@@ -1,6 +1,7 @@
 """Metrics of one batch of rollouts: SkyRL's own under ``generate/``, ours under ``environment/``."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,14 +22,27 @@ def rollout_metrics(output: dict[str, Any], rollouts: "list[Rollout]") -> dict[s
 
     Failed episodes count in the failures only.
     """
-    metrics = get_rollout_metrics(
+    return environment_metrics(rollouts) | get_rollout_metrics(
         output["response_ids"],
         output["rewards"],
         loss_masks=output["loss_masks"],
         trajectory_completion_times=output["trajectory_generation_times"],
         trajectory_time_splits=output["trajectory_time_splits"],
     )
+
+
+def environment_metrics(rollouts: "Sequence[Rollout]") -> dict[str, float]:
+    """Those under ``environment/``; where no episode finished, the counts only."""
     finished = [rollout for rollout in rollouts if not rollout.failure]
+    owners = Counter(rollout.failure.owner for rollout in rollouts if rollout.failure)
+    metrics: dict[str, float] = {
+        "environment/episodes": len(rollouts),
+        "environment/grade_cache_hits": sum(rollout.grade_cached for rollout in finished),
+        "environment/failures": owners.total(),
+        **{f"environment/failures_{owner}": owners[owner] for owner in OWNERS},
+    }
+    if not finished:
+        return metrics
     for part in TIME_PARTS:
         seconds = np.array([rollout.seconds[part] for rollout in finished])
         metrics |= {
@@ -37,12 +51,7 @@ def rollout_metrics(output: dict[str, Any], rollouts: "list[Rollout]") -> dict[s
             f"environment/{part}_seconds_p90": np.percentile(seconds, 90).item(),
             f"environment/{part}_seconds_max": seconds.max().item(),
         }
-    owners = Counter(rollout.failure.owner for rollout in rollouts if rollout.failure)
     return metrics | {
-        "environment/episodes": len(rollouts),
         "environment/resolved_mean": sum(rollout.resolved for rollout in finished) / len(finished),
         "environment/turns_mean": sum(rollout.turns for rollout in finished) / len(finished),
-        "environment/grade_cache_hits": sum(rollout.grade_cached for rollout in finished),
-        "environment/failures": owners.total(),
-        **{f"environment/failures_{owner}": owners[owner] for owner in OWNERS},
     }
