@@ -1,4 +1,8 @@
-"""The configuration of a training run: one YAML file and ``key=value`` overrides, checked before anything starts."""
+"""The configuration of a training run: one YAML file and ``key=value`` overrides, checked before anything starts.
+
+A file may begin with ``extends: OTHER.yaml``, relative to itself: its keys are then laid over those of the other one,
+section by section; lists are replaced as a whole.
+"""
 
 import difflib
 from pathlib import Path
@@ -139,16 +143,25 @@ def load_config(arguments: list[str]) -> TrainConfig:
     return config
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> Any:
+    """The file over those that it extends. ``extended_by``: the files that led here, the first one first."""
+    if path.resolve() in (file.resolve() for file in extended_by):
+        raise ConfigError(f"config file {extended_by[0]} extends itself: {' -> '.join(map(str, [*extended_by, path]))}")
     try:
         content = OmegaConf.create(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from error
+        where = f", which {extended_by[-1]} extends" if extended_by else ""
+        raise ConfigError(f"cannot read config file {path}{where}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not OmegaConf.is_dict(content):
         raise ConfigError(f"config file {path} must hold keys and values")
-    return content
+    if "extends" not in content:
+        return content
+    base = content.pop("extends")
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"config file {path}: extends must name one file, got {base!r}")
+    return OmegaConf.merge(_read(path.parent / base, (*extended_by, path)), content)
 
 
 def _one_line(error: ValidationError) -> str:

@@ -73,6 +73,33 @@ def test_mistakes_in_the_file(tmp_path: Path):
             load_config(arguments)
 
 
+def test_a_file_extends_another_relative_to_itself(tmp_path: Path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "base.yaml").write_text("tasks: t.jsonl\nseed: 1\nepisode: {max_turns: 2, command_timeout: 7}\n")
+    (tmp_path / "middle.yaml").write_text("extends: base.yaml\nseed: 2\nepisode: {max_turns: 3}\n")
+    (tmp_path / "below" / "top.yaml").write_text("extends: ../middle.yaml\nname: top\n")
+    config = load_config([f"config={tmp_path / 'below' / 'top.yaml'}", "episode.max_turns=4"])
+    assert (config.name, config.seed, config.tasks) == ("top", 2, Path("t.jsonl"))
+    assert (config.episode.max_turns, config.episode.command_timeout) == (4, 7)
+
+
+def test_mistakes_in_what_a_file_extends(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    (tmp_path / "other.yaml").write_text("extends: config.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    for text, message in {
+        "extends: nope.yaml": r"cannot read config file \S+nope.yaml, which \S+config.yaml extends: No such file",
+        "extends: other.yaml": r"config file \S+config.yaml extends itself: \S+ -> \S+other.yaml -> \S+config.yaml$",
+        "extends: config.yaml": r"config file \S+config.yaml extends itself",
+        "extends: broken.yaml": r"config file \S+broken.yaml is not YAML",
+        "extends: [a, b]": r"config file \S+config.yaml: extends must name one file",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message) as error:
+            load_config([f"config={file}"])
+        assert "\n" not in str(error.value)
+
+
 def test_prompt_messages():
     assert PromptConfig().messages("a {b}") == [{"role": "user", "content": "a {b}"}]
     messages = PromptConfig(system="s", user="Solve: {problem_statement}").messages("x")
