@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,7 @@ class CPUInferenceClient(InferenceEngineInterface):
         self._model = load_causal_lm(path).eval()
         self._waiting: list[tuple[_Request, asyncio.Future[None]]] = []
         self._runner: asyncio.Task[None] | None = None
-        self._free = asyncio.Lock()
+        self._weights = threading.Lock()  # for as long as a forward pass, or replacing them
         self.weight_version = 0
 
     @property
@@ -87,15 +88,14 @@ class CPUInferenceClient(InferenceEngineInterface):
 
     async def _run(self) -> None:
         while self._waiting:
-            async with self._free:
-                batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-                try:
-                    await asyncio.to_thread(self._sample, [request for request, _ in batch])
-                except Exception as error:
-                    for _, done in batch:
-                        if not done.done():
-                            done.set_exception(error)
-                    continue
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            try:
+                await asyncio.to_thread(self._sample, [request for request, _ in batch])
+            except Exception as error:
+                for _, done in batch:
+                    if not done.done():
+                        done.set_exception(error)
+                continue
             for _, done in batch:
                 if not done.done():
                     done.set_result(None)
@@ -109,14 +109,15 @@ class CPUInferenceClient(InferenceEngineInterface):
         running = np.ones(len(requests), dtype=bool)
         cache = None
         for position in range(max(limits)):
-            output = self._model(
-                ids,
-                attention_mask=mask,
-                position_ids=positions(mask)[:, -ids.shape[1] :],
-                past_key_values=cache,
-                use_cache=max(limits) > 1,
-                logits_to_keep=1,
-            )
+            with self._weights:
+                output = self._model(
+                    ids,
+                    attention_mask=mask,
+                    position_ids=positions(mask)[:, -ids.shape[1] :],
+                    past_key_values=cache,
+                    use_cache=max(limits) > 1,
+                    logits_to_keep=1,
+                )
             cache = output.past_key_values
             log_probs = (output.logits[:, -1] / temperatures.clamp(min=1e-6)).log_softmax(-1)
             tokens = _draw(log_probs, torch.from_numpy(uniforms[:, position]), greedy=temperatures[:, 0] == 0)
@@ -141,11 +142,16 @@ class CPUInferenceClient(InferenceEngineInterface):
         return ids, mask
 
     async def update_named_weights(self, request: Any) -> None:
-        async with self._free:
-            self._model.load_state_dict(request["state_dict"])
+        """Between two forward passes: a response that is being sampled goes on with the new weights, and each token's
+        log-probability is that of the weights that drew it."""
+        await asyncio.to_thread(self._load, request["state_dict"])
+
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        with self._weights:
+            self._model.load_state_dict(weights)
 
     async def pause_generation(self) -> None:
-        """Nothing to pause: ``update_named_weights`` waits for the running batch."""
+        """Nothing to pause: ``update_named_weights`` waits for the running forward pass."""
 
     async def get_world_size(self) -> tuple[int, int]:
         return 1, 1

@@ -61,9 +61,15 @@ def check_gpus(cfg: Any) -> None:
 
 
 @contextmanager
-def in_process() -> Iterator[None]:
-    """Let SkyRL's workers run in this process on a CPU: the device they ask for, their group of one, no Ray actors."""
+def in_process(*, side_by_side: bool = False) -> Iterator[None]:
+    """Let SkyRL's workers run in this process on a CPU: the device they ask for, their group of one, no Ray actors.
+
+    ``side_by_side``: policy and sampler compute at the same time, each with half of the processors.
+    """
     with ExitStack() as stack:
+        if side_by_side:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(max(1, torch.get_num_threads() // 2))
         stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=torch.device("cpu")))
         for registry in (AdvantageEstimatorRegistry, PolicyLossRegistry):
             # Else each look-up of a loss would start and ask a named actor on the user's cluster.
@@ -229,13 +235,58 @@ class LocalDispatch:
         """Saves are synchronous."""
 
 
-class MaskedTrainer(RayPPOTrainer):
-    """SkyRL's trainer, for batches in which some rows carry no trainable token.
+class MaskedRows:
+    """For SkyRL's trainers, before them among the bases: batches in which some rows carry no trainable token.
 
     Such a row is an episode that failed through no fault of the agent. Its loss mask alone keeps it out of
     the loss, but not out of what is computed from the others. Here it also counts neither in its group's
     baseline, nor in whitening, nor in the reward metrics: the group is as if the row had never been sampled.
     Where a group shrinks to one row there is nothing to compare it with, and its advantage is 0.
+    """
+
+    cfg: Any
+
+    def postprocess_generator_output(
+        self,
+        generator_output: Any,
+        uids: list[str],
+        metrics_generator_output: Any = None,
+        metrics_uids: list[str] | None = None,
+    ) -> Any:
+        if metrics_generator_output is None:
+            valid = [i for i, mask in enumerate(generator_output["loss_masks"]) if any(mask)]
+            if 0 < len(valid) < len(uids):
+                metrics_generator_output = {
+                    key: [value[i] for i in valid]
+                    for key, value in generator_output.items()
+                    if isinstance(value, list) and len(value) == len(uids)
+                }
+                metrics_uids = [uids[i] for i in valid]
+        base: Any = super()
+        return base.postprocess_generator_output(generator_output, uids, metrics_generator_output, metrics_uids)
+
+    def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
+        base: Any = super()
+        masked = data["loss_mask"].sum(-1) == 0
+        if not masked.any():
+            return base.compute_advantages_and_returns(data)
+        response_mask = data["response_mask"]
+        data["response_mask"] = response_mask * ~masked[:, None]
+        uids = [
+            f"{uid}/masked-{i}" if out else uid
+            for i, (uid, out) in enumerate(zip(data.metadata["uids"], masked.tolist(), strict=True))
+        ]
+        data.metadata["uids"] = uids
+        data = base.compute_advantages_and_returns(data)
+        data["response_mask"] = response_mask
+        if self.cfg.trainer.algorithm.advantage_estimator in GROUP_ESTIMATORS:
+            sizes = Counter(uids)
+            data["advantages"][[i for i, uid in enumerate(uids) if sizes[uid] == 1]] = 0.0
+        return data
+
+
+class MaskedTrainer(MaskedRows, RayPPOTrainer):
+    """SkyRL's trainer with failed rows masked.
 
     Once a batch has been rolled out, the environments of the next one are asked for: they are unpacked during the
     optimiser step.
@@ -254,45 +305,14 @@ class MaskedTrainer(RayPPOTrainer):
             self.generator.prefetch(self.train_dataloader.upcoming, self.cfg.generator.n_samples_per_prompt)
         return output
 
-    def postprocess_generator_output(
-        self,
-        generator_output: Any,
-        uids: list[str],
-        metrics_generator_output: Any = None,
-        metrics_uids: list[str] | None = None,
-    ) -> Any:
-        if metrics_generator_output is None:
-            valid = [i for i, mask in enumerate(generator_output["loss_masks"]) if any(mask)]
-            if 0 < len(valid) < len(uids):
-                metrics_generator_output = {
-                    key: [value[i] for i in valid]
-                    for key, value in generator_output.items()
-                    if isinstance(value, list) and len(value) == len(uids)
-                }
-                metrics_uids = [uids[i] for i in valid]
-        return super().postprocess_generator_output(generator_output, uids, metrics_generator_output, metrics_uids)
 
-    def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
-        masked = data["loss_mask"].sum(-1) == 0
-        if not masked.any():
-            return super().compute_advantages_and_returns(data)
-        response_mask = data["response_mask"]
-        data["response_mask"] = response_mask * ~masked[:, None]
-        uids = [
-            f"{uid}/masked-{i}" if out else uid
-            for i, (uid, out) in enumerate(zip(data.metadata["uids"], masked.tolist(), strict=True))
-        ]
-        data.metadata["uids"] = uids
-        data = super().compute_advantages_and_returns(data)
-        data["response_mask"] = response_mask
-        if self.cfg.trainer.algorithm.advantage_estimator in GROUP_ESTIMATORS:
-            sizes = Counter(uids)
-            data["advantages"][[i for i, uid in enumerate(uids) if sizes[uid] == 1]] = 0.0
-        return data
+class LocalModels:
+    """For SkyRL's trainers, before them among the bases: workers in this process; used inside ``in_process()``."""
 
-
-class LocalTrainer(MaskedTrainer):
-    """SkyRL's trainer over workers in this process; used inside ``in_process()``."""
+    cfg: Any
+    has_critic: bool
+    inference_engine_client: Any
+    total_training_steps: int
 
     def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:
         config = self.cfg.trainer
@@ -323,6 +343,10 @@ class LocalTrainer(MaskedTrainer):
     def _cleanup_old_checkpoints(self) -> None:
         # The base class runs this as a Ray task on every node; all checkpoints are on this one.
         cleanup_old_checkpoints(self.cfg.trainer.ckpt_path, self.cfg.trainer.max_ckpts_to_keep)
+
+
+class LocalTrainer(LocalModels, MaskedTrainer):
+    """SkyRL's trainer over workers in this process."""
 
 
 class LocalExperiment(BasePPOExp):
