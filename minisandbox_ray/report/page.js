@@ -47,17 +47,23 @@ function table(heads, rows, numeric = []) {
 
 // Charts
 
-function ticks(low, high, count) {
-  const step = (high - low) / count || 1;
+function pace(low, high, count, whole = false) {
+  // A round distance at which there are at most so many ticks.
+  const step = Math.max((high - low) / count || 1, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(step));
-  const nice = power * [1, 2, 2.5, 5, 10].find((each) => power * each >= step * 0.999);
+  return power * (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).find((each) => power * each >= step * 0.999);
+}
+
+function ticks(low, high, count, whole = false) {
+  const nice = pace(low, high, count, whole);
   const found = [];
   for (let at = Math.ceil(low / nice - 1e-9) * nice; at <= high + nice * 1e-6; at += nice) found.push(Number(at.toPrecision(12)));
   return found;
 }
 
 function frame(chart, width, xs, ys, log) {
-  // Scales, axes and grid; xs and ys are [least, most].
+  // Scales, axes and grid; xs and ys are [least, most]. The uppermost line of the grid is above all, or what it may be.
+  if (ys[1] !== chart.most) ys = [ys[0], Math.ceil(ys[1] / pace(...ys, 4) - 1e-9) * pace(...ys, 4)];
   const height = 230, left = 46, right = 14, top = 8, bottom = 40;
   const put = log ? Math.log10 : (each) => each;
   const [low, high] = xs.map(put);
@@ -110,8 +116,8 @@ const draw = {
     const least = Math.min(...points.map((p) => p[1]), chart.least === undefined ? Infinity : chart.least);
     const f = frame(chart, width, xs, [least, most === least ? least + 1 : most], chart.log);
     const at = [...new Set(points.map((p) => p[0]))].sort((a, b) => a - b);
-    const few = at.length <= Math.max(2, (width - 60) / 60) ? at : ticks(...xs, Math.max(2, Math.floor(width / 90))).filter(
-      (each) => each >= xs[0] && each <= xs[1] && (Number.isInteger(each) || !at.every(Number.isInteger)));
+    const few = at.length <= Math.max(2, (width - 60) / 60) ? at
+      : ticks(...xs, Math.max(2, Math.floor(width / 70)), at.every(Number.isInteger));
     few.forEach((each) => f.label(each, number(each)));
     let index = 0;
     const paints = chart.series.map((each) => (each.look === "main" && chart.series.length > 1
@@ -256,7 +262,7 @@ function tiles() {
   const all = (name) => data.runs.map((run) => run[name]).filter((each) => each !== undefined && each !== null);
   const total = (name) => all(name).reduce((sum, each) => sum + each, 0);
   if (all("last_reward").length) {
-    found.push(["mean reward, last 5 steps", number(mean(all("last_reward"))), `from ${number(mean(all("first_reward")))} in the first 2`]);
+    found.push(["reward, last 5 steps", number(mean(all("last_reward"))), `from ${number(mean(all("first_reward")))} in the first 2`]);
     found.push(["training steps", number(total("steps")), all("steps").length > 1 ? `in ${all("steps").length} runs` : ""]);
   }
   if (all("resolved").length) found.push(["tasks resolved", `${number(total("resolved"))} of ${number(total("tasks"))}`, "by any sample"]);

@@ -30,7 +30,7 @@ TESTS = 300
 def page(runs: list[Run]) -> str:
     """The HTML of a page about these runs. Its data is a JSON object in the element ``data``: what `figures_of`
     returns, and ``episodes``."""
-    episodes = [(run, each) for run in runs for each in run.episodes]
+    episodes = [(run, each) for run in runs for each in sorted(run.episodes, key=_place)]
     data = {
         **figures_of(runs),
         "made": time.strftime("%Y-%m-%d %H:%M"),
@@ -45,6 +45,10 @@ def page(runs: list[Run]) -> str:
     text = json.dumps(plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     parts = {"POLICY": policy, "TITLE": escape(shown(title, 200)), "STYLE": style, "SCRIPT": script, "DATA": text}
     return re.sub("@(POLICY|TITLE|STYLE|SCRIPT|DATA)@", lambda found: parts[found[1]], _part("page.html"))
+
+
+def _place(episode: Episode) -> tuple[Any, ...]:
+    return episode.file, episode.trajectory.instance_id, episode.trajectory.sample
 
 
 @cache
