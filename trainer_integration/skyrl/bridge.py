@@ -136,7 +136,7 @@ def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool
         seams.check_gpus(skyrl)
         GPUExperiment(skyrl, inputs).run()
     else:
-        with seams.in_process():
+        with seams.in_process(side_by_side=skyrl.trainer.fully_async.enabled):
             CPUExperiment(skyrl, inputs).run()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
+from skyrl.backends.skyrl_train.utils.ppo_utils import LOSSES_WITHOUT_OLD_LOGPROBS, PolicyLossType
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.utils import validate_cfg
 
@@ -36,7 +37,9 @@ NOT_SUPPORTED = (
     "generator.vision_language_generator",
     "generator.zero_reward_on_non_stop",
     "trainer.eval_interval",
-    "trainer.fully_async",
+    "trainer.fully_async.simulate_training",
+    "trainer.fully_async.simulate_training_step_seconds",
+    "trainer.fully_async.simulate_weight_sync_seconds",
 )
 CPU_SAMPLES_ALL = ("top_p", "top_k", "min_p", "stop", "repetition_penalty", "additional_kwargs")
 # What SkyRL needs to be told so that it asks for nothing that a CPU lacks.
@@ -97,9 +100,13 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
     }
     if values.get("trainer.algorithm.advantage_estimator") == "gae":
         values.setdefault("trainer.critic.model.path", model)
+    if values.get("trainer.fully_async.enabled"):
+        values = _asynchronous(values) | values
     try:
         result = SkyRLTrainConfig.from_cli_overrides(values)
         validate_cfg(result)
+        if result.trainer.fully_async.enabled:
+            _check_asynchronous(result)
     except (AssertionError, ValueError, NotImplementedError) as error:
         # Some of SkyRL's assertions say nothing but their condition.
         reason = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
@@ -118,6 +125,45 @@ def _whole_batches(given: dict[str, Any]) -> dict[str, Any]:
         "trainer.micro_forward_batch_size_per_gpu": mini * samples,
         "trainer.micro_train_batch_size_per_gpu": mini * samples,
     }
+
+
+def _asynchronous(values: dict[str, Any]) -> dict[str, Any]:
+    """What fully asynchronous training needs, unless the user says otherwise: as many groups at a time as the staleness
+    allows, and a loss over the log-probabilities of the policy that sampled."""
+    default = SkyRLTrainConfig().trainer
+    staleness = values.get("trainer.fully_async.max_staleness_steps", default.fully_async.max_staleness_steps)
+    tasks = values.get("trainer.train_batch_size", default.train_batch_size)
+    return {
+        "trainer.algorithm.policy_loss_type": "rollout_is",
+        "trainer.fully_async.num_parallel_generation_workers": tasks * (staleness + 1),
+        "trainer.placement.colocate_all": False,
+        "trainer.policy_mini_batch_size": tasks,
+    }
+
+
+def _check_asynchronous(cfg: SkyRLTrainConfig) -> None:
+    """Raise AssertionError for what SkyRL's asynchronous trainer would refuse when everything has been started."""
+    trainer, mode, algorithm = cfg.trainer, cfg.trainer.fully_async, cfg.trainer.algorithm
+    mini = trainer.policy_mini_batch_size
+    key = "with trainer.fully_async.enabled"
+    assert not trainer.placement.colocate_all, f"trainer.placement.colocate_all must be false {key}"
+    assert trainer.train_batch_size == mini, f"trainer.policy_mini_batch_size must be trainer.train_batch_size {key}"
+    assert mini <= mode.num_parallel_generation_workers <= mini * (mode.max_staleness_steps + 1), (
+        "trainer.fully_async.num_parallel_generation_workers must lie between trainer.train_batch_size and "
+        "trainer.train_batch_size * (trainer.fully_async.max_staleness_steps + 1)"
+    )
+    assert algorithm.dynamic_sampling.type is None, (
+        f"trainer.algorithm.dynamic_sampling is not there {key}: trainer.fully_async.sample_full_batch is"
+    )
+    assert algorithm.zero_variance_filter or not mode.sample_full_batch, (
+        "trainer.fully_async.sample_full_batch needs trainer.algorithm.zero_variance_filter"
+    )
+    is_cispo = algorithm.policy_loss_type == PolicyLossType.CISPO and algorithm.cispo.cispo_anchor == "rollout"
+    assert is_cispo or algorithm.policy_loss_type in LOSSES_WITHOUT_OLD_LOGPROBS, (
+        f"trainer.algorithm.policy_loss_type={algorithm.policy_loss_type} compares with log-probabilities that are not "
+        f"kept {key}: take rollout_is, dppo, or cispo with cispo.cispo_anchor=rollout"
+    )
+    assert not trainer.update_ref_every_epoch, f"trainer.update_ref_every_epoch is not there {key}"
 
 
 def _flatten(schema: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.telemetry import Tracker
+from trainer_integration.skyrl.asynchronous import AsynchronousTrainer, GroupGenerator, LocalAsynchronousTrainer
 from trainer_integration.skyrl.generator import EpisodeEnv, EpisodeGenerator
 from trainer_integration.skyrl.sampler import CPUInferenceClient
 from trainer_integration.skyrl.seams import LocalExperiment, LocalTrainer, MaskedTrainer
@@ -61,9 +62,14 @@ class SkyRLTracker:
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
+        self._parts: dict[str, Any] = {}
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
-        self._tracker.log(data, step)
+        """A step's metrics may come in parts, the last of them with ``commit``."""
+        self._parts |= data
+        if commit:
+            parts, self._parts = self._parts, {}
+            self._tracker.log(parts, step)
 
     def finish(self) -> None:
         """Whoever made the trackers finishes them, also when training fails."""
@@ -94,7 +100,8 @@ class _Episodes(BasePPOExp):
         return None
 
     def get_generator(self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any) -> EpisodeGenerator:
-        return EpisodeGenerator(
+        generator = GroupGenerator if cfg.trainer.fully_async.enabled else EpisodeGenerator
+        return generator(
             cfg.generator,
             tokenizer,
             inference_engine_client,
@@ -120,12 +127,12 @@ class CPUExperiment(_Episodes, LocalExperiment):
     def get_inference_client(self) -> CPUInferenceClient:
         return CPUInferenceClient(self.cfg.trainer.policy.model.path, self.tokenizer, self.cfg.trainer.seed)
 
-    def get_trainer(self, **parts: Any) -> LocalTrainer:
-        return LocalTrainer(**parts)
+    def get_trainer(self, **parts: Any) -> LocalTrainer | LocalAsynchronousTrainer:
+        return (LocalAsynchronousTrainer if self.cfg.trainer.fully_async.enabled else LocalTrainer)(**parts)
 
 
 class GPUExperiment(_Episodes):
     """SkyRL's own FSDP workers and vLLM servers, with our episodes and the masking of failed ones."""
 
-    def get_trainer(self, *args: Any, **kwargs: Any) -> MaskedTrainer:
-        return MaskedTrainer(*args, **kwargs)
+    def get_trainer(self, **parts: Any) -> MaskedTrainer | AsynchronousTrainer:
+        return (AsynchronousTrainer if self.cfg.trainer.fully_async.enabled else MaskedTrainer)(**parts)

@@ -30,6 +30,7 @@ class TableTask:
     right: str
     fails: int = 0
     """How many of its next episodes fail by the sandbox's fault."""
+    environment: str = "table"
 
 
 class TableEnv:

@@ -6,12 +6,14 @@ import os
 from importlib import metadata
 
 import pytest
+import skyrl.train.fully_async_trainer as asynchronous_module
 import skyrl.train.trainer as trainer_module
 from skyrl.backends.skyrl_train.distributed.strategy import DistributedStrategy
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
 from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.workers import worker
 from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
 from skyrl.train.trainer import RayPPOTrainer
 
 from minisandbox_ray.errors import ConfigError
@@ -32,6 +34,19 @@ SIGNATURES = [
         RayPPOTrainer,
         "postprocess_generator_output",
         "self, generator_output, uids, metrics_generator_output, metrics_uids",
+    ),
+    (FullyAsyncRayPPOTrainer, "train", "self"),
+    (FullyAsyncRayPPOTrainer, "save_checkpoints", "self"),
+    (FullyAsyncRayPPOTrainer, "_build_train_dataloader_and_compute_training_steps", "self"),
+    (
+        FullyAsyncRayPPOTrainer,
+        "_collect_generation_mini_batch",
+        "self, generation_output_group_buffer, all_generators_done",
+    ),
+    (
+        FullyAsyncRayPPOTrainer,
+        "convert_generation_group_mini_batch_to_training_input",
+        "self, cur_generation_group_mini_batch, dropped_groups",
     ),
     (
         worker.DistributedTorchRayActor,
@@ -77,7 +92,8 @@ def _calls_on(source: str, attribute: str) -> set[str]:
 
 
 def test_the_dispatch_has_all_that_the_trainer_calls():
-    called = _calls_on(inspect.getsource(trainer_module), "dispatch")
+    modules = trainer_module, asynchronous_module
+    called = set().union(*(_calls_on(inspect.getsource(module), "dispatch") for module in modules))
     # In methods that LocalTrainer overrides, for colocated GPUs, or for the CUDA profiler.
     not_here = {"get_node_ids", "mark_all_offloaded", "start_profile", "profile_step", "stop_profile"}
     missing = called - not_here - set(dir(seams.LocalDispatch))

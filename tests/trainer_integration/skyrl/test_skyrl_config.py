@@ -35,6 +35,33 @@ def test_ppo_is_one_key():
     assert cfg.trainer.critic.model.path == cfg.trainer.policy.model.path
 
 
+def test_asynchronous_training_is_one_key():
+    cfg = _config("skyrl.trainer.fully_async.enabled=true", "skyrl.trainer.fully_async.max_staleness_steps=2")
+    assert cfg.trainer.algorithm.policy_loss_type == "rollout_is"
+    assert cfg.trainer.fully_async.num_parallel_generation_workers == 3 * cfg.trainer.train_batch_size
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.algorithm.policy_loss_type=regular", ".*policy_loss_type=regular compares .* take rollout_is.*"),
+        ("trainer.policy_mini_batch_size=4", ".*policy_mini_batch_size must be trainer.train_batch_size.*"),
+        (
+            "trainer.fully_async.num_parallel_generation_workers=1",
+            ".*num_parallel_generation_workers must lie between.*",
+        ),
+        ("trainer.algorithm.dynamic_sampling.type=filter", ".*fully_async.sample_full_batch is"),
+        ("trainer.fully_async.sample_full_batch=true", ".*needs trainer.algorithm.zero_variance_filter"),
+        ("trainer.update_ref_every_epoch=true", ".*update_ref_every_epoch is not there.*"),
+        ("trainer.placement.colocate_all=true", ".*colocate_all must be false.*"),
+    ],
+)
+def test_what_asynchronous_training_cannot_do_is_said_before_anything_starts(override, message):
+    with pytest.raises(ConfigError) as error:
+        _config("skyrl.trainer.fully_async.enabled=true", f"skyrl.{override}")
+    assert re.fullmatch(f"SkyRL refuses the configuration: {message}", str(error.value)), str(error.value)
+
+
 def test_the_gpu_configuration_passes_skyrls_own_validation(monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     cfg = _config("skyrl.trainer.policy.model.path=/models/mine", name="gpu_grpo")
@@ -57,7 +84,7 @@ def test_the_gpu_configuration_passes_skyrls_own_validation(monkeypatch):
         ("trainer.seed=1", "skyrl.trainer.seed follows from seed: set that"),
         ("trainer.logger=wandb", "skyrl.trainer.logger follows from tracking: set that"),
         ("generator.batched=true", "skyrl.generator.batched is not supported here"),
-        ("trainer.fully_async.enabled=true", "skyrl.trainer.fully_async.enabled is not supported here"),
+        ("trainer.fully_async.simulate_training=true", "skyrl.trainer.fully_async.simulate_training is not sup.* here"),
         ("generator.sampling_params.top_p=0.9", "skyrl.generator.sampling_params.top_p .*backend=cpu.*"),
         ("trainer.max_ckpts_to_keep=0", "SkyRL refuses the configuration: .*max_ckpts_to_keep.*"),
         (
