@@ -26,6 +26,7 @@ class GroupGenerator(EpisodeGenerator):
     in ``error`` for the trainer to raise, as SkyRL would end the process at one.
     """
 
+    samples_first = False  # but with the weights that are there when the sandbox is
     error: "asyncio.Future[None] | None" = None
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:

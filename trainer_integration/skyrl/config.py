@@ -128,14 +128,15 @@ def _whole_batches(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asynchronous(values: dict[str, Any]) -> dict[str, Any]:
-    """What fully asynchronous training needs, unless the user says otherwise: as many groups at a time as the staleness
-    allows, and a loss over the log-probabilities of the policy that sampled."""
+    """What fully asynchronous training needs, unless the user says otherwise: a step's groups at a time (more of them
+    would only wait for sandboxes, and age), and a loss over the log-probabilities of the policy that sampled. Unlike
+    SkyRL's ``rollout_is`` it keeps a gradient where that policy differs from the trained one."""
     default = SkyRLTrainConfig().trainer
-    staleness = values.get("trainer.fully_async.max_staleness_steps", default.fully_async.max_staleness_steps)
     tasks = values.get("trainer.train_batch_size", default.train_batch_size)
+    loss = {"trainer.algorithm.policy_loss_type": "cispo", "trainer.algorithm.cispo.cispo_anchor": "rollout"}
     return {
-        "trainer.algorithm.policy_loss_type": "rollout_is",
-        "trainer.fully_async.num_parallel_generation_workers": tasks * (staleness + 1),
+        **({} if "trainer.algorithm.policy_loss_type" in values else loss),
+        "trainer.fully_async.num_parallel_generation_workers": tasks,
         "trainer.placement.colocate_all": False,
         "trainer.policy_mini_batch_size": tasks,
     }

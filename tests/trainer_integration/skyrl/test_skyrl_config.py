@@ -37,8 +37,8 @@ def test_ppo_is_one_key():
 
 def test_asynchronous_training_is_one_key():
     cfg = _config("skyrl.trainer.fully_async.enabled=true", "skyrl.trainer.fully_async.max_staleness_steps=2")
-    assert cfg.trainer.algorithm.policy_loss_type == "rollout_is"
-    assert cfg.trainer.fully_async.num_parallel_generation_workers == 3 * cfg.trainer.train_batch_size
+    assert (cfg.trainer.algorithm.policy_loss_type, cfg.trainer.algorithm.cispo.cispo_anchor) == ("cispo", "rollout")
+    assert cfg.trainer.fully_async.num_parallel_generation_workers == cfg.trainer.train_batch_size
 
 
 @pytest.mark.parametrize(
