@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # The parts of an episode's wall time; the wait for a free sandbox comes last, it is the largest where few are free.
 TIME_PARTS = ("reset", "model", "step", "grade", "wait")
@@ -10,13 +10,18 @@ TIME_PARTS = ("reset", "model", "step", "grade", "wait")
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The training steps in a ``metrics.jsonl``, in order; a last line that a killed run left incomplete is skipped."""
+    return [row for row in read_rows(path) if "reward/avg_raw_reward" in row]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The same with what was evaluated outside of training steps."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return [row for row in rows if "reward/avg_raw_reward" in row]
+    return rows
 
 
 def write_report(rows: list[dict[str, Any]], path: Path) -> None:
@@ -32,11 +37,24 @@ def write_report(rows: list[dict[str, Any]], path: Path) -> None:
         above.plot(steps, [row["environment/resolved_mean"] for row in rows], "--", alpha=0.6, label="resolved")
     above.set(ylabel="reward", ylim=(-0.05, 1.05), title="Mean reward per training step")
     above.legend(loc="lower right")
-    parts = {part: [row.get(f"environment/{part}_seconds_mean", 0.0) for row in rows] for part in TIME_PARTS}
-    below.stackplot(steps, list(parts.values()), labels=list(parts))
-    below.set(xlabel="training step", ylabel="seconds per episode", title="Where rollout time goes (mean per episode)")
-    below.legend(loc="upper right")
+    _stack_times(below, rows)
     figure.savefig(path, dpi=120)
+
+
+def write_time_breakdown(rows: list[dict[str, Any]], to: IO[bytes]) -> None:
+    """Write a PNG with the mean seconds of an episode by part and training step, stacked."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    _stack_times(figure.subplots(), rows)
+    figure.savefig(to, format="png", dpi=120)
+
+
+def _stack_times(axes: Any, rows: list[dict[str, Any]]) -> None:
+    parts = {part: [row.get(f"environment/{part}_seconds_mean", 0.0) for row in rows] for part in TIME_PARTS}
+    axes.stackplot([row["step"] for row in rows], list(parts.values()), labels=list(parts))
+    axes.set(xlabel="training step", ylabel="seconds per episode", title="Where rollout time goes (mean per episode)")
+    axes.legend(loc="upper right")
 
 
 def final_line(rows: list[dict[str, Any]]) -> str:

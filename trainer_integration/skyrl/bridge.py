@@ -198,6 +198,10 @@ class _Trackers:
         for tracker in self._trackers:
             tracker.log(metrics, step)
 
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.log_table(name, columns, rows, step)
+
     def finish(self) -> None:
         for tracker in self._trackers:
             tracker.finish()
