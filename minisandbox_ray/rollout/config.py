@@ -1,10 +1,14 @@
 """The bounds of an episode."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from minisandbox_ray.errors import ConfigError
-from minisandbox_ray.rollout.actions import Submit, parse_action
+from minisandbox_ray.rollout.actions import ActionFormat, Submit, parse_action
 from minisandbox_ray.rollout.grades import CLAIM_MARGIN_SECONDS
+from minisandbox_ray.rollout.observations import Style, render
+from minisandbox_ray.rollout.tools import DEFAULT_TOOLS, load_tools
 from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks import GradingConfig
 
@@ -19,6 +23,17 @@ RESET_SECONDS = 600.0
 STEP_MARGIN_SECONDS = 120.0
 
 
+def _tools(names: tuple[str, ...]) -> tuple[str, ...]:
+    load_tools(names)
+    return names
+
+
+def _template(text: str) -> str:
+    if text:
+        render(text, output="", exit_code=0, notes=[], turns_left=1, reminder="")
+    return text
+
+
 class EpisodeConfig(BaseModel):
     """How long an agent may work on a task, with what, and how it is graded."""
 
@@ -26,6 +41,17 @@ class EpisodeConfig(BaseModel):
 
     max_turns: int = Field(default=30, ge=1)
     """Actions that the agent may take, malformed ones included; then the episode is truncated and graded."""
+    action_format: ActionFormat = "bash"
+    """How the agent acts: ``bash``, one fenced block in its text; or ``tools``, one call of a tool, written as
+    ``<function=NAME><parameter=KEY>…</parameter></function>``, or as JSON in ``<tool_call>``."""
+    tools: Annotated[tuple[str, ...], AfterValidator(_tools)] = DEFAULT_TOOLS
+    """Which tools there are in ``tools``: ``bash``, ``str_replace_editor``, ``submit``, and ``module:Class`` of your
+    own that every node can import (a subclass of `rollout.tools.Tool`)."""
+    observation_template: Annotated[str, AfterValidator(_template)] = ""
+    """Jinja template of what the agent reads after a command or a tool, of ``output``, ``exit_code`` (none for tools),
+    ``notes`` (a list), ``turns_left`` and ``reminder``; empty: ours."""
+    reminder_from: int | None = Field(default=None, ge=0)
+    """At how many turns left and fewer an observation says how many; none: each does."""
     command_timeout: float = Field(default=60, gt=0, le=1e6)
     """Seconds that one command may take."""
     episode_timeout: float = Field(default=1800, gt=0, le=1e6)
@@ -38,6 +64,11 @@ class EpisodeConfig(BaseModel):
     """What the agent's sandbox may use."""
     grading: GradingConfig = GradingConfig()
     """How its diff is graded."""
+
+    @property
+    def style(self) -> Style:
+        """How observations are written."""
+        return Style(self.action_format, self.observation_template, self.reminder_from)
 
 
 def grading_seconds(grading: GradingConfig) -> float:
@@ -52,7 +83,7 @@ def step_seconds(config: EpisodeConfig, turn: int, elapsed: float, action: str) 
     after that."""
     seconds = config.command_timeout + STEP_MARGIN_SECONDS
     is_last = turn >= config.max_turns or elapsed + seconds >= config.episode_timeout
-    may_be_graded = is_last or isinstance(parse_action(action), Submit)
+    may_be_graded = is_last or isinstance(parse_action(action, config.action_format, config.tools), Submit)
     return seconds + grading_seconds(config.grading) if may_be_graded else seconds
 
 

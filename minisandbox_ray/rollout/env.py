@@ -43,9 +43,9 @@ class SandboxEnv:
     ``reset(task, seed) -> (observation, info)`` and ``step(action) -> (observation, reward, terminated, truncated,
     info)``, each one Ray call; ``areset``, ``astep`` and ``aclose`` are the same for asyncio, on any event loop. A slot
     of the pool is held from reset to the end of the episode. An action is model text with one fenced bash block, or
-    ``submit``. Info is described at Episode.reset and Episode.step; ``node``, ``worker`` and ``replay``
-    are added, and by reset ``seconds["wait"]`` (for a slot of the pool) and ``["slots"]`` (of materialise, the wait for
-    unpack slots).
+    one call of a tool (EpisodeConfig.action_format), or ``submit``. Info is described at Episode.reset and
+    Episode.step; ``node``, ``worker`` and ``replay`` are added, and by reset ``seconds["wait"]`` (for a slot of the
+    pool) and ``["slots"]`` (of materialise, the wait for unpack slots).
 
     >>> with SandboxEnv() as env:
     ...     observation, info = env.reset(task)

@@ -14,12 +14,14 @@ from minisandbox_ray.environments import Environment
 from minisandbox_ray.environments.services import open_sandbox
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, SandboxError
 from minisandbox_ray.rollout import observations
-from minisandbox_ray.rollout.actions import Command, Malformed, Submit, parse_action
+from minisandbox_ray.rollout.actions import Call, Command, Malformed, Submit, parse_action
 from minisandbox_ray.rollout.config import EpisodeConfig
 from minisandbox_ray.rollout.grades import graded_once
 from minisandbox_ray.rollout.replay import digest
+from minisandbox_ray.rollout.tools import Machine, Tool, ToolError
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Grade, Task, grade, grade_key
+from minisandbox_ray.tasks.script_grading import grade_script
 from minisandbox_ray.tasks.suite import Suite
 
 LONGEST_DIFF_IN_INFO = 1 << 20
@@ -66,9 +68,10 @@ class Episode:
         self._sandbox: Sandbox | None = None
         self._task: Task
         self._environment: Environment
-        self._layer: Path
+        self._layer: Path | None
         self._deadline = 0.0
         self._turns = 0
+        self._memory: dict[str, object] = {}
         self._was_replayed = False
 
     @staticmethod
@@ -96,12 +99,13 @@ class Episode:
         return task.problem_statement, info
 
     def _start(self, task: Task) -> dict[str, float]:
-        Suite(task)  # what nobody could grade is refused before an agent works on it
+        if task.script is None:
+            Suite(task)  # what nobody could grade is refused before an agent works on it
         store = self._context.store
         times = [time.perf_counter()]
         self._environment = self._resources.enter_context(store.use(task.environment, self._context.archives))
         times.append(time.perf_counter())
-        self._layer = store.derive(self._environment, task.patch)
+        self._layer = store.derive(self._environment, task.patch) if task.script is None else None
         times.append(time.perf_counter())
         sandbox = open_sandbox(self._environment, limits=self._config.limits, layer=self._layer)
         with self._state:
@@ -118,8 +122,8 @@ class Episode:
         """Run an action; on submission, or when turns or time are over, grade what the agent did.
 
         Info: ``turn``, ``seconds`` (command; diff and grade at the end), ``exit_code``, ``timed_out``, ``limit`` and
-        ``restarted`` of a command; at the end ``graded`` (Grade's fields), ``grade_cached``, ``diff``,
-        ``failure_owner``, ``failure`` and ``trainable``.
+        ``restarted`` of a command; ``tool`` and ``tool_failed`` of another tool's call; at the end ``graded`` (Grade's
+        fields), ``grade_cached``, ``diff``, ``failure_owner``, ``failure`` and ``trainable``.
         """
         if self.ended or self._sandbox is None:
             raise ConfigError("the episode has ended or was not reset: call reset() first")
@@ -182,12 +186,15 @@ class Episode:
         info["turn"] = self._turns
         turns_left = self._config.max_turns - self._turns
         seconds_left = self._deadline - time.monotonic()
-        parsed = parse_action(action)
+        parsed = parse_action(action, self._config.action_format, self._config.tools)
         observation = ""
+        timeout = min(self._config.command_timeout, seconds_left)
         if isinstance(parsed, Malformed) and seconds_left > 0:
-            observation = observations.of_malformed(parsed, turns_left)
+            observation = observations.of_malformed(parsed, turns_left, self._config.style)
         elif isinstance(parsed, Command) and seconds_left > 0:
-            observation = self._run(parsed.text, min(self._config.command_timeout, seconds_left), turns_left, info)
+            observation = self._run(parsed.text, timeout, turns_left, info)
+        elif isinstance(parsed, Call) and seconds_left > 0:
+            observation = self._use(parsed.tool, timeout, turns_left, info)
         return observation, isinstance(parsed, Submit)
 
     def _is_over(self) -> bool:
@@ -210,12 +217,34 @@ class Episode:
             "restarted": result.restarted,
         }
         info["seconds"]["command"] = result.seconds
-        return observations.of_command(result, self._config.observation_chars, turns_left)
+        return observations.of_command(result, self._config.observation_chars, turns_left, self._config.style)
+
+    def _use(self, tool: Tool, timeout: float, turns_left: int, info: dict[str, Any]) -> str:
+        sandbox, chars = self._open_sandbox(), self._config.observation_chars
+        started = time.perf_counter()
+        failed = False
+        try:
+            said = tool.use(Machine(sandbox, chars, timeout, self._memory))
+        except ToolError as error:
+            said, failed = str(error), True
+        except SandboxError as error:
+            raise self._blamed(sandbox, error) from error
+        info |= {"tool": tool.name, "tool_failed": failed}
+        info["seconds"]["command"] = time.perf_counter() - started
+        return observations.of_tool(said, chars, turns_left, self._config.style)
 
     def _grade(self, info: dict[str, Any]) -> Grade:
         """Take the diff, close the agent's sandbox, grade in a fresh one."""
         started = time.perf_counter()
         sandbox = self._open_sandbox()
+        if self._task.script:
+            try:
+                graded = grade_script(self._task, sandbox, self._environment, self._config.grading)
+            except SandboxError as error:
+                raise self._blamed(sandbox, error) from error
+            info["seconds"]["grade"] = time.perf_counter() - started
+            info |= {"graded": graded.model_dump(), "grade_cached": False, "diff": ""}
+            return graded
         diff = self._diff(sandbox)
         sandbox.close()
         info["seconds"]["diff"] = time.perf_counter() - started
