@@ -1,5 +1,6 @@
 """What the agent reads after an action."""
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -87,9 +88,7 @@ def render(template: str, **values: Any) -> str:
             return compiled(template).render(values)
         except TemplateError as error:
             raise ValueError(f"the template cannot be rendered: {error}") from error
-    for name, value in values.items():
-        template = template.replace(f"{{{name}}}", str(value))
-    return template
+    return re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), template)
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("openai", reason="the package openai is not installed")
 
+from pydantic import ValidationError
+
 from minisandbox_ray.errors import ConfigError, ModelServiceError
+from minisandbox_ray.rollout import Command, Malformed, Submit, parse_action
 from minisandbox_ray.rollout.chat import ChatConfig, chat_policy
 from minisandbox_ray.rollout.policies import SUBMIT, choose_policy
 from minisandbox_ray.tasks import Task
@@ -19,11 +22,12 @@ TASK = Task(instance_id="a", repo="r", problem_statement="It is broken.", FAIL_T
 
 
 class Server(ThreadingHTTPServer):
-    """Answers chat completions with texts or statuses, in order; keeps what it was asked."""
+    """Answers chat completions with texts, tool calls (name, arguments) or statuses, in order; keeps what it was
+    asked."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.answers: list[str | tuple[int, str]] = []
+        self.answers: list[str | list[tuple[str, str]] | tuple[int, str]] = []
         self.asked: list[dict] = []
 
     @property
@@ -38,7 +42,14 @@ class _Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append({**asked, "path": self.path, "key": self.headers["Authorization"]})
         answer = self.server.answers.pop(0)
-        status, body = 200, {"choices": [{"index": 0, "message": {"role": "assistant", "content": answer}}]}
+        message: dict = {"role": "assistant", "content": answer}
+        if isinstance(answer, list):
+            calls = [
+                {"id": f"call-{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for n, (name, arguments) in enumerate(answer)
+            ]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        status, body = 200, {"choices": [{"index": 0, "message": message}]}
         if isinstance(answer, tuple):
             status, body = answer[0], {"error": {"message": answer[1]}}
         text = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", **body}).encode()
@@ -90,6 +101,49 @@ def test_a_conversation(server: Server, tmp_path: Path, monkeypatch: pytest.Monk
     policy.reset(TASK, 1, 12)
     policy.act("It is broken.")
     assert len(server.asked[-1]["messages"]) == 2
+
+
+def test_tool_calls_become_actions_and_observations_their_answers(server: Server) -> None:
+    _, make = chat_policy(ChatConfig(model="m", base_url=server.url, acts="tool_calls"))
+    policy = make()
+    policy.reset(TASK, 0, 0)
+    server.answers = [
+        [("bash", '{"command": "echo \'</tool_call>\'"}')],
+        [("bash", '{"command": "ls"}'), ("submit", "")],
+        [("bash", "{no json")],
+        "no call",
+        [("submit", "{}")],
+    ]
+    told = ["It is broken.", "printed", "one only", "mend it", "call one"]
+    actions = [parse_action(policy.act(each), "tools") for each in told]
+    assert actions[0] == Command("echo '</tool_call>'")
+    assert [isinstance(each, Malformed) for each in actions] == [False, True, True, True, False]
+    assert actions[4] == Submit()
+    last = server.asked[-1]
+    assert [each["function"]["name"] for each in last["tools"]] == ["bash", "str_replace_editor", "submit"]
+    answered = [(each["role"], each.get("tool_call_id"), each["content"]) for each in last["messages"][1:]]
+    assert [each for each in answered if each[0] != "assistant"] == [
+        ("user", None, "It is broken."),
+        ("tool", "call-0", "printed"),
+        ("tool", "call-0", "one only"),
+        ("tool", "call-1", "one only"),
+        ("tool", "call-0", "mend it"),
+        ("user", None, "call one"),
+    ]
+
+
+def test_prompts_are_templates(server: Server) -> None:
+    user = "{% if problem_statement %}<pr>{{ problem_statement }}</pr>{% endif %}"
+    _, make = chat_policy(ChatConfig(model="m", base_url=server.url, acts="xml", user=user))
+    policy = make()
+    policy.reset(TASK, 0, 0)
+    server.answers = ["fine"]
+    policy.act("It is {{ broken }}.")
+    system, first = server.asked[0]["messages"]
+    assert "BEGIN FUNCTION #2: str_replace_editor" in system["content"]
+    assert first["content"] == "<pr>It is {{ broken }}.</pr>"
+    with pytest.raises(ValidationError, match="problem"):
+        ChatConfig(model="m", user="{{ problem }}")
 
 
 def test_what_passes_is_tried_again_and_what_does_not_is_the_service_s_failure(server: Server) -> None:
