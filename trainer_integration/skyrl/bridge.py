@@ -175,6 +175,10 @@ def _check_model(path: str) -> None:
     """Raise ConfigError unless the model's tokenizer can be loaded: before anything is started."""
     from transformers import AutoTokenizer
 
+    from trainer_integration.skyrl import smollm
+
+    if path == str(smollm.checkpoint()):
+        smollm.provide()
     try:
         AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:

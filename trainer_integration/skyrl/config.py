@@ -13,6 +13,7 @@ from skyrl.train.utils import validate_cfg
 from minisandbox_ray.config import TrainConfig, suggestion
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks.quickstart import QuickstartConfig
+from trainer_integration.skyrl import smollm
 
 # SkyRL's keys that another key of ours sets.
 SET_BY_OURS = {
@@ -78,7 +79,7 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
     model = given.get("trainer.policy.model.path")
     if (model is None) == (config.policy is None):
         raise ConfigError("set exactly one of policy (a model from scratch) and skyrl.trainer.policy.model.path")
-    model = model or str(run_dir / "policy")
+    model = str(smollm.checkpoint()) if model == smollm.NAME else model or str(run_dir / "policy")
     values = {
         **(CPU | _whole_batches(given) if config.backend == "cpu" else {}),
         "trainer.ckpt_interval": -1,

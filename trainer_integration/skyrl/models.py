@@ -37,12 +37,15 @@ class CausalLM(nn.Module):
         entropy_requires_grad: bool = True,
         **unused: Any,
     ) -> Any:
-        output = self.model(sequences, attention_mask=attention_mask, position_ids=positions(attention_mask))
+        kept = num_actions + 1  # what follows the prompt: logits of long prompts would fill the memory for nothing
+        output = self.model(
+            sequences, attention_mask=attention_mask, position_ids=positions(attention_mask), logits_to_keep=kept
+        )
         logits = output["logits"] / temperature
-        log_probs = logprobs_from_logits(logits, torch.roll(sequences, shifts=-1, dims=1))
+        log_probs = logprobs_from_logits(logits, torch.roll(sequences, shifts=-1, dims=1)[:, -kept:])
         if compute_entropy:
             output["entropy"] = chunked_entropy_from_logits(
-                logits, requires_grad=entropy_requires_grad, attention_mask=attention_mask
+                logits, requires_grad=entropy_requires_grad, attention_mask=attention_mask[:, -kept:]
             )
         log_probs = log_probs[:, -num_actions - 1 : -1]
         return (log_probs, output) if return_output else log_probs

@@ -12,6 +12,7 @@ import torch
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
 from torch import Tensor
 
+from trainer_integration.skyrl.conversation import stop_tokens
 from trainer_integration.skyrl.models import load_causal_lm, positions
 
 MAX_BATCH = 256  # rows per forward pass: bounds memory when very many episodes ask at once
@@ -40,6 +41,7 @@ class CPUInferenceClient(InferenceEngineInterface):
         self._tokenizer = tokenizer
         self._seed = seed
         self._model = load_causal_lm(path).eval()
+        self._stops = stop_tokens(tokenizer, self._model.generation_config.eos_token_id)
         self._waiting: list[tuple[_Request, asyncio.Future[None]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._weights = threading.Lock()  # for as long as a forward pass, or replacing them
@@ -102,7 +104,14 @@ class CPUInferenceClient(InferenceEngineInterface):
 
     @torch.no_grad()
     def _sample(self, requests: list[_Request]) -> None:
-        ids, mask = self._pad([request.prompt for request in requests])
+        # A prompt that several rows share, as a group's first turn does, is read once.
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, request in enumerate(requests):
+            rows.setdefault(tuple(request.prompt), []).append(row)
+        places = torch.empty(len(requests), dtype=torch.long)
+        for place, sharing in enumerate(rows.values()):
+            places[sharing] = place
+        ids, mask = self._pad([list(prompt) for prompt in rows])
         limits = [int(request.params["max_tokens"]) for request in requests]
         temperatures = torch.tensor([[float(request.params.get("temperature", 1.0))] for request in requests])
         uniforms = np.stack([_uniforms(request.key, max(limits)) for request in requests])
@@ -118,15 +127,19 @@ class CPUInferenceClient(InferenceEngineInterface):
                     use_cache=max(limits) > 1,
                     logits_to_keep=1,
                 )
-            cache = output.past_key_values
-            log_probs = (output.logits[:, -1] / temperatures.clamp(min=1e-6)).log_softmax(-1)
+            cache, logits = output.past_key_values, output.logits[:, -1]
+            if position == 0:
+                logits, mask = logits[places], mask[places]
+                if cache is not None:
+                    cache.batch_select_indices(places)
+            log_probs = (logits / temperatures.clamp(min=1e-6)).log_softmax(-1)
             tokens = _draw(log_probs, torch.from_numpy(uniforms[:, position]), greedy=temperatures[:, 0] == 0)
             chosen = log_probs.gather(-1, tokens[:, None])[:, 0].tolist()
             for row in running.nonzero()[0]:
                 request = requests[row]
                 request.tokens.append(int(tokens[row]))
                 request.logprobs.append(chosen[row])
-                if request.tokens[-1] == self._tokenizer.eos_token_id:
+                if request.tokens[-1] in self._stops:
                     request.stop_reason = "stop"
                 running[row] = request.stop_reason != "stop" and len(request.tokens) < limits[row]
             if not running.any():
