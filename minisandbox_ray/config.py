@@ -116,10 +116,23 @@ class TrainConfig(BaseModel):
 
 def load_config(arguments: list[str]) -> TrainConfig:
     """The configuration from ``config=FILE key=value a.b=c …``. Raises ConfigError: one line that names the key."""
+    content = read_arguments(arguments, "train")
+    if isinstance(content.get("episode"), dict) and "grading" in content["episode"]:
+        raise ConfigError("unknown key episode.grading: set grading")
+    try:
+        config = TrainConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(one_line(error, [*known_keys(TrainConfig), *SKYRL_SECTIONS])) from error
+    check_lifetime(config.episode_config(), config.cluster.lease_seconds)
+    return config
+
+
+def read_arguments(arguments: list[str], program: str) -> dict[str, Any]:
+    """Keys and values of ``config=FILE key=value a.b=c …``, not yet checked. Raises ConfigError, one line."""
     files = [argument.removeprefix("config=") for argument in arguments if argument.startswith("config=")]
     overrides = [argument for argument in arguments if not argument.startswith("config=")]
     if len(files) != 1:
-        raise ConfigError("usage: python -m minisandbox_ray.train config=FILE.yaml [key=value ...]")
+        raise ConfigError(f"usage: python -m minisandbox_ray.{program} config=FILE.yaml [key=value ...]")
     for override in overrides:
         if "=" not in override or override.startswith(("=", "-")):
             raise ConfigError(f"{override!r} is not of the form key=value")
@@ -133,14 +146,7 @@ def load_config(arguments: list[str]) -> TrainConfig:
         content: Any = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"config file {files[0]}: {' '.join(str(error).split())}") from error
-    if isinstance(content.get("episode"), dict) and "grading" in content["episode"]:
-        raise ConfigError("unknown key episode.grading: set grading")
-    try:
-        config = TrainConfig.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(_one_line(error)) from error
-    check_lifetime(config.episode_config(), config.cluster.lease_seconds)
-    return config
+    return content
 
 
 def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> Any:
@@ -148,7 +154,7 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> Any:
     if path.resolve() in (file.resolve() for file in extended_by):
         raise ConfigError(f"config file {extended_by[0]} extends itself: {' -> '.join(map(str, [*extended_by, path]))}")
     try:
-        content = OmegaConf.create(path.read_text(encoding="utf-8"))
+        content: Any = OmegaConf.create(path.read_text(encoding="utf-8"))
     except OSError as error:
         where = f", which {extended_by[-1]} extends" if extended_by else ""
         raise ConfigError(f"cannot read config file {path}{where}: {error.strerror}") from error
@@ -164,12 +170,13 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> Any:
     return OmegaConf.merge(_read(path.parent / base, (*extended_by, path)), content)
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError, known: list[str]) -> str:
+    """The first thing that is wrong, with a suggestion out of the ``known`` keys for one that there is not."""
     first = error.errors(include_url=False)[0]
     parts = [str(part) for part in first["loc"] if not str(part).startswith("<")]
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key}{suggestion(parts, [*known_keys(TrainConfig), *SKYRL_SECTIONS])}"
+        return f"unknown key {key}{suggestion(parts, known)}"
     if first["type"] == "missing":
         return f"missing key {key}"
     return f"bad value for {key}: {first['msg']}, got {first['input']!r}"

@@ -105,13 +105,13 @@ class CPUInferenceClient(InferenceEngineInterface):
     @torch.no_grad()
     def _sample(self, requests: list[_Request]) -> None:
         # A prompt that several rows share, as a group's first turn does, is read once.
-        rows: dict[tuple[int, ...], list[int]] = {}
-        for row, request in enumerate(requests):
-            rows.setdefault(tuple(request.prompt), []).append(row)
+        shared: dict[tuple[int, ...], list[int]] = {}
+        for number, request in enumerate(requests):
+            shared.setdefault(tuple(request.prompt), []).append(number)
         places = torch.empty(len(requests), dtype=torch.long)
-        for place, sharing in enumerate(rows.values()):
-            places[sharing] = place
-        ids, mask = self._pad([list(prompt) for prompt in rows])
+        for place, numbers in enumerate(shared.values()):
+            places[numbers] = place
+        ids, mask = self._pad([list(prompt) for prompt in shared])
         limits = [int(request.params["max_tokens"]) for request in requests]
         temperatures = torch.tensor([[float(request.params.get("temperature", 1.0))] for request in requests])
         uniforms = np.stack([_uniforms(request.key, max(limits)) for request in requests])
