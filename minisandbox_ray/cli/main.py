@@ -19,6 +19,7 @@ from minisandbox_ray.cli import (
     rollout,
     shell,
     status,
+    task,
     trajectories,
     validate,
 )
@@ -28,6 +29,7 @@ VERBS = {
     "shell": shell,
     "build": build,
     "factory": factory,
+    "task": task,
     "validate": validate,
     "rollout": rollout,
     "evaluate": evaluate,
