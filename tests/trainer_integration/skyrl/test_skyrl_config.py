@@ -62,13 +62,28 @@ def test_what_asynchronous_training_cannot_do_is_said_before_anything_starts(ove
     assert re.fullmatch(f"SkyRL refuses the configuration: {message}", str(error.value)), str(error.value)
 
 
-def test_the_gpu_configuration_passes_skyrls_own_validation(monkeypatch):
+@pytest.mark.parametrize("name", ["gpu_grpo", "cluster/one_node", "cluster/nodes_alike", "cluster/several_nodes"])
+def test_gpu_configurations_pass_skyrls_own_validation(monkeypatch, name):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    cfg = _config("skyrl.trainer.policy.model.path=/models/mine", name="gpu_grpo")
+    cfg = _config("skyrl.trainer.policy.model.path=/models/mine", name=name)
     assert cfg.trainer.strategy == "fsdp"
     assert cfg.trainer.placement.colocate_all
     assert cfg.generator.inference_engine.backend == "vllm"
     assert cfg.trainer.ref.model.path == "/models/mine"
+    placement = cfg.trainer.placement
+    assert cfg.generator.inference_engine.num_engines == placement.policy_num_nodes * placement.policy_num_gpus_per_node
+
+
+@pytest.mark.parametrize("name", ["gpu_grpo", "cluster/nodes_alike"])
+def test_the_published_settings(name):
+    config = load_config([f"config={CONFIGS / name}.yaml"])
+    cfg = _config(name=name)
+    nodes = cfg.trainer.placement.policy_num_nodes
+    episodes = cfg.trainer.train_batch_size * cfg.generator.n_samples_per_prompt
+    assert (cfg.trainer.train_batch_size, episodes) == (16 * nodes, 128 * nodes)
+    assert config.cluster.workers_per_node * config.cluster.sandboxes_per_worker == 128
+    assert (cfg.generator.max_input_length, cfg.generator.sampling_params.max_generate_length) == (16384, 4096)
+    assert (cfg.trainer.policy.optimizer_config.lr, cfg.trainer.algorithm.use_kl_loss) == (1e-6, True)
 
 
 @pytest.mark.parametrize(
