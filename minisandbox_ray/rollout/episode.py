@@ -229,6 +229,8 @@ class Episode:
             said, failed = str(error), True
         except SandboxError as error:
             raise self._blamed(sandbox, error) from error
+        if not sandbox.is_alive:  # its files are gone, which a tool takes for paths that do not exist
+            raise self._blamed(sandbox, SandboxError(f"the sandbox ended before {tool.name} was done"))
         info |= {"tool": tool.name, "tool_failed": failed}
         info["seconds"]["command"] = time.perf_counter() - started
         return observations.of_tool(said, chars, turns_left, self._config.style)

@@ -22,7 +22,7 @@ from minisandbox_ray.rollout.tools import (
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Task
 
-from .play import SUBMIT, bash
+from .play import SUBMIT, bash, kill, sandbox_init, until
 
 OWN = "rollout.own_tool:CountLines"
 
@@ -332,6 +332,20 @@ def test_an_episode_with_tools(pool: EpisodePool, task: Task) -> None:
         assert observation.endswith("Turns left: 3.")
         _, reward, terminated, _, info = env.step(xml("submit"))
     assert (reward, terminated, info["failure_owner"]) == (1.0, True, None)
+
+
+def test_played_again_elsewhere_the_editor_remembers(pool: EpisodePool, task: Task) -> None:
+    edit = {"path": "/testbed/calc.py", "old_str": "a - b", "new_str": "a + b"}
+    with SandboxEnv(pool, EpisodeConfig(action_format="tools")) as env:
+        env.reset(task)
+        seen = env.step(xml("str_replace_editor", command="str_replace", **edit))[0]
+        assert "a + b" in seen
+        env.step(write_call("bash", {"command": "sleep 1000.75 & disown"}))
+        kill(sandbox_init, "1000.75")
+        observation, *_, info = env.step(xml("str_replace_editor", command="undo_edit", path="/testbed/calc.py"))
+        assert "a - b" in observation
+        assert info["replay"] == {"count": 1, "turns": [3], "diverged_turns": []}
+    assert until(lambda: sandbox_init("1000.75") == 0)
 
 
 def test_a_template_for_observations(pool: EpisodePool, task: Task) -> None:
