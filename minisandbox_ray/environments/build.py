@@ -25,8 +25,10 @@ from minisandbox_ray.environments.cache import cache_root, remove_tree, write_at
 from minisandbox_ray.environments.compiled import compile_command
 from minisandbox_ray.environments.dated_index import DatedIndex
 from minisandbox_ray.environments.history import check_history
+from minisandbox_ray.environments.instructions import Machine
 from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
+from minisandbox_ray.environments.machine import fill_machine
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
 from minisandbox_ray.environments.repository import Commit, find_commit
 from minisandbox_ray.environments.room import Room, free_room, is_full, writable_directory
@@ -156,12 +158,23 @@ def _place(spec: EnvSpec, store: NodeStore, repo_mirror: Path | None, log: Log |
     if spec.source is not None and spec.source.kind == "git":
         commit = find_commit(spec.source, repo_mirror, log)
         source_tree = tree_name(commit.tree)
+    elif spec.machine is not None:
+        _check_folder(spec.machine)
     elif spec.source is not None and spec.source.path is not None:
         if not spec.source.path.is_dir():
             raise ConfigError(f"source directory {spec.source.path} does not exist")
         source_tree = tree_hash(spec.source.path)
     digest = environment_digest(spec, interpreter.id, source_tree=source_tree)
     return _Place(digest, source_tree, commit, interpreter.id)
+
+
+def _check_folder(machine: Machine) -> None:
+    """Raise ConfigError unless the task folder holds what the recipe names."""
+    for name, expected in (("environment", machine.content), ("tests", machine.tests)):
+        folder = machine.folder / name
+        found = tree_hash(folder) if folder.is_dir() else ""
+        if found != expected:
+            raise ConfigError(f"{folder} is not what it was when the task was read: read the data set again")
 
 
 def build_environment(
@@ -190,8 +203,9 @@ def build_environment(
         tree = scratch / "tree"
         try:
             commands = _fill(spec, place, store, scratch, log or _silent, output or _silent)
-            (log or _silent)("check the history")
-            check_history(tree / "testbed", f"building {digest[:12]} ({spec.describe()})", store.isolation)
+            if spec.machine is None:
+                (log or _silent)("check the history")
+                check_history(tree / "testbed", f"building {digest[:12]} ({spec.describe()})", store.isolation)
         except BuildError as error:
             if is_full(error) and not free_room(store.root).holds(Room(1 << 20, 1)):
                 raise StoreFullError(
@@ -224,6 +238,11 @@ def build_environment(
 def _fill(spec: EnvSpec, place: _Place, store: NodeStore, scratch: Path, log: Log, output: Log) -> list[str]:
     """Build scratch/tree/{venv,testbed}; returns the commands that did."""
     interpreter, copy = store.interpreter(spec.python)
+    if spec.machine:
+        tree = scratch / "tree"
+        return fill_machine(
+            spec.machine, spec.variables, interpreter, copy, tree, scratch, store.isolation, log, output
+        )
     pip = host_pip_settings()
     index = DatedIndex(pip, spec.exclude_newer) if spec.exclude_newer else None
     if index is not None:

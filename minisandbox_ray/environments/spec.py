@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from minisandbox_ray.environments.instructions import Machine
 from minisandbox_ray.errors import BuildError
 
 FORMAT = 1
 """Version of the builder's output; part of every digest, so that a changed builder never reuses old archives."""
 
-_LATER_FIELDS = ("exclude_newer", "services", "system_packages")
+_LATER_FIELDS = ("exclude_newer", "services", "system_packages", "machine")
 """Fields of EnvSpec that came later: with their default they are no part of digests, so that older archives stay."""
 
 
@@ -141,10 +142,22 @@ class EnvSpec(BaseModel):
     system_packages: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+~:-]*)?$")]] = []
     """Debian packages that the build and every sandbox made from it see, with what they depend on: names, perhaps
     with "=" and an exact version. Their maintainer scripts are not run."""
+    machine: Machine | None = None
+    """A whole root directory by Dockerfile instructions, in place of repository, packages and /venv."""
 
     def describe(self) -> str:
         """A few words for people: "inflection 0.5.1"."""
+        if self.machine:
+            return f"the machine of {self.machine.folder.name}"
         return self.source.describe() if self.source else "no source"
+
+    @model_validator(mode="after")
+    def _machine_alone(self) -> Self:
+        parts = ("source", "packages", "install", "services", "system_packages", "exclude_newer")
+        given = [name for name in parts if getattr(self, name)]
+        if self.machine and given:
+            raise ValueError(f"a machine is made by its instructions alone, not by {', '.join(given)}")
+        return self
 
     @field_validator("python")
     @classmethod
@@ -259,6 +272,8 @@ def environment_digest(
     later = {name for name in _LATER_FIELDS if getattr(spec, name) == EnvSpec.model_fields[name].get_default()}
     recipe = spec.model_dump(mode="json", exclude={"source", *later})
     recipe["source"] = spec.source.recipe() if spec.source else None
+    if spec.machine:
+        recipe["machine"] = spec.machine.recipe()
     return content_hash(
         {
             "format": FORMAT,

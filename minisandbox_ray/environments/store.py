@@ -23,6 +23,7 @@ from typing import Literal
 
 from minisandbox_ray.environments.archive import Manifest, read_manifest, survey, unpack
 from minisandbox_ray.environments.cache import Scratch, locked
+from minisandbox_ray.environments.instructions import Machine
 from minisandbox_ray.environments.interpreters import (
     Interpreter,
     choose_interpreter,
@@ -31,6 +32,7 @@ from minisandbox_ray.environments.interpreters import (
     inside_prefix,
 )
 from minisandbox_ray.environments.layer import make_layer, write_layer_size
+from minisandbox_ray.environments.machine import DOCKER_PATH, machine_overlays
 from minisandbox_ray.environments.room import BLOCK, Room, free_room, is_full, reserve, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, InterpreterId, content_hash
 from minisandbox_ray.environments.system import system_binds, system_overlays
@@ -83,6 +85,8 @@ class Environment:
         are services, as tests that want a server want addresses that do not answer, too; else `none`.
         """
         version = self.manifest.interpreter.version
+        if self.manifest.spec.machine:
+            return self._machine_spec(self.manifest.spec.machine, limits, network)
         services = self.manifest.spec.services
         binds = [Bind(source=self.interpreter, target=inside_prefix(version))] if self.interpreter else []
         binds += [Bind(source=self.root / "services", target="/opt/services")] if services else []
@@ -97,6 +101,21 @@ class Environment:
             | self.manifest.spec.variables,
             network=network or ("sink" if services else "none"),
             hosts=[name for each in services for name in each.hosts],
+            isolation=self.isolation,
+            limits=limits or Limits(),
+        )
+
+    def _machine_spec(
+        self, machine: Machine, limits: Limits | None, network: Literal["none", "sink", "host"] | None
+    ) -> SandboxSpec:
+        has_python = machine.has_python and self.interpreter
+        inside = inside_prefix(self.manifest.interpreter.version)
+        return SandboxSpec(
+            overlays=machine_overlays(self.root / "system"),
+            binds=[Bind(source=self.interpreter, target=inside)] if has_python and self.interpreter else [],
+            env={"PATH": DOCKER_PATH} | self.manifest.spec.variables,
+            network=network or "none",
+            cwd=machine.workdir,
             isolation=self.isolation,
             limits=limits or Limits(),
         )

@@ -80,7 +80,7 @@ def add_system_packages(
     folders += [scratch / name for name in ("state", "cache")]
     for folder in (target, *folders):
         folder.mkdir(parents=True, exist_ok=True)
-    (scratch / "status").write_text(_required_packages())
+    (scratch / "status").write_text(required_packages())
     options = " ".join(f"-o {shlex.quote(f'{key}={value}')}" for key, value in _OPTIONS.items())
     words = shlex.join(packages)
     settings = host_pip_settings()
@@ -158,7 +158,7 @@ def system_binds(system: Path) -> list[Bind]:
     ]
 
 
-def _required_packages() -> str:
+def required_packages() -> str:
     """dpkg's status of the packages that no Debian system is without, and of what they depend on."""
     known: dict[str, tuple[str, dict[str, str]]] = {}
     provided: dict[str, str] = {}

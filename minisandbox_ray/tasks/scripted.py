@@ -1,30 +1,20 @@
 """A task of Harbor's form: a machine by a few Dockerfile instructions, and a script that judges what was done on it."""
 
-from typing import Literal
+import base64
+import io
+import shlex
+import tarfile
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from minisandbox_ray.environments.instructions import Instruction
+from minisandbox_ray.errors import BuildError, ConfigError
+
 LOGS = "/logs/verifier"
 """Where the test script writes reward.json or reward.txt, inside."""
-
-
-class Instruction(BaseModel):
-    """One RUN or COPY of a Dockerfile, with what ENV and WORKDIR said before it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["run", "copy"]
-    """RUN or COPY."""
-    command: str = ""
-    """Text for /bin/sh -c (run)."""
-    sources: list[str] = []
-    """Files and directories below environment/, patterns resolved; of a directory its content is meant (copy)."""
-    target: str = ""
-    """Absolute path; a directory if it ends in a slash (copy)."""
-    workdir: str = "/"
-    """Where it happens; made if missing."""
-    variables: dict[str, str] = {}
-    """Environment variables then."""
+LARGEST_SOLUTION = 4 << 20
+"""Bytes of a gold solution's folder, packed."""
 
 
 class ScriptedTask(BaseModel):
@@ -68,3 +58,29 @@ class ScriptedTask(BaseModel):
     """Memory, in MiB."""
     disk_mib: int | None = Field(None, gt=0)
     """Disk, in MiB."""
+
+
+def solution_command(script: ScriptedTask) -> str:
+    """A shell command that brings the gold solution's folder to /solution and runs it.
+
+    Raises ConfigError if it is hidden, BuildError if its folder is not there or too large.
+    """
+    if not script.solution:
+        raise ConfigError(f"the task of {script.folder} has no solution, or it is hidden")
+    folder = (Path(script.folder) / script.solution).parent
+    packed = io.BytesIO()
+    try:
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            tar.add(folder, arcname=".")
+    except OSError as error:
+        raise BuildError(f"the solution in {folder} cannot be read: {error.strerror}") from error
+    if packed.tell() > LARGEST_SOLUTION:
+        raise BuildError(f"the solution in {folder} is larger than {LARGEST_SOLUTION >> 20} MiB")
+    text = base64.encodebytes(packed.getvalue()).decode()
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in script.solution_variables.items())
+    run = f"env {settings} /bin/bash" if settings else "/bin/bash"
+    name = Path(script.solution).name
+    return (
+        "mkdir -p /solution && base64 -d <<'END_OF_SOLUTION' | tar -xz --no-same-owner -C /solution && "
+        f"{run} /solution/{name}\n{text}END_OF_SOLUTION"
+    )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from minisandbox_ray.errors import ConfigError, TaskError
-from minisandbox_ray.tasks.scripted import ScriptedTask
+from minisandbox_ray.tasks.scripted import ScriptedTask, solution_command
 
 
 class Task(BaseModel):
@@ -116,7 +116,9 @@ class Task(BaseModel):
         return self.model_copy(update={"patch": "", "gold_patch": "", "script": script})
 
     def gold_command(self) -> str:
-        """A shell command that solves the task at /testbed. Raises ConfigError if the gold is hidden."""
+        """A shell command that solves the task where its agent starts. Raises ConfigError if the gold is hidden."""
+        if self.script:
+            return solution_command(self.script)
         patch, options = (self.gold_patch, "") if self.gold_patch else (self.patch, "-R ")
         if not patch:
             raise ConfigError(f"task {self.instance_id} has no patch: its gold fix is hidden")
@@ -128,7 +130,13 @@ class Task(BaseModel):
 
     def gold_action(self) -> str:
         """What a model that knows the answer would write: the gold command as one fenced bash block."""
-        what = "Apply the fix." if self.gold_patch else "Undo the change that broke it."
+        what = (
+            "Run the solution."
+            if self.script
+            else "Apply the fix."
+            if self.gold_patch
+            else "Undo the change that broke it."
+        )
         return f"{what}\n\n```bash\n{self.gold_command()}\n```\n"
 
 

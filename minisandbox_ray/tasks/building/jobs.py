@@ -11,6 +11,7 @@ from minisandbox_ray.environments.build import find_digest
 from minisandbox_ray.environments.repository import find_commit
 from minisandbox_ray.errors import BuildError, TaskError
 from minisandbox_ray.tasks.recipes import NoRecipeError, Recipe, find_recipe
+from minisandbox_ray.tasks.recipes.script import script_recipe
 from minisandbox_ray.tasks.task import Task
 
 Tables = Literal["tables", "auto", "no-tables"]
@@ -23,8 +24,8 @@ class Job:
 
     key: str
     """Its digest; where the recipe is yet to be found, its repository and commit."""
-    source: Source
-    """What becomes /testbed."""
+    source: Source | None
+    """What becomes /testbed; None for a machine, which has no repository."""
     recipes: dict[str, Recipe] = field(default_factory=dict)
     """By task: they share a spec, and differ in how tests are run. Empty where it is yet to be found."""
     tasks: list[Task] = field(default_factory=list)
@@ -34,6 +35,11 @@ class Job:
     def automatic(self) -> bool:
         """Whether the recipe is yet to be found."""
         return not self.recipes
+
+    @property
+    def title(self) -> str:
+        """A few words for people."""
+        return self.source.describe() if self.source else next(iter(self.recipes.values())).spec.describe()
 
     @property
     def notes(self) -> list[str]:
@@ -94,8 +100,9 @@ def plan_jobs(
 
 
 def _job(task: Task, store: NodeStore, mirror: Path | None, tables: Tables) -> tuple[Job, Recipe | None]:
-    if task.graded_by == "script":
-        raise BuildError("a task folder with a script of its own has no environment to build yet")
+    if task.script is not None:
+        recipe = script_recipe(task.script)
+        return Job(find_digest(recipe.spec, store), None), recipe
     if tables != "no-tables":
         try:
             recipe = find_recipe(task, mirror)
@@ -103,7 +110,6 @@ def _job(task: Task, store: NodeStore, mirror: Path | None, tables: Tables) -> t
             if tables == "tables":
                 raise
         else:
-            assert recipe.spec.source is not None
             return Job(find_digest(recipe.spec, store, mirror), recipe.spec.source), recipe
     if not task.base_commit:
         raise BuildError("the task names no commit of its repository")

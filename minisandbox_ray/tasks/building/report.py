@@ -120,7 +120,7 @@ def _row(outcome: Outcome) -> EnvironmentRow:
     status: Status = "failed" if not result.digest else "built" if outcome.attempts else "found"
     return EnvironmentRow(
         digest=result.digest or job.key,
-        source=job.source.describe(),
+        source=job.title,
         python=recipe.spec.python if recipe else "",
         tasks=[task.instance_id for task in job.tasks],
         status=status,

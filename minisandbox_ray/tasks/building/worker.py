@@ -22,8 +22,8 @@ class Order(BaseModel):
 
     spec: EnvSpec | None
     """The recipe; none to find one automatically."""
-    source: Source
-    """What becomes /testbed."""
+    source: Source | None
+    """What becomes /testbed of a recipe that is to be found."""
     notes: list[str]
     """For the log."""
     archives: Path
@@ -76,6 +76,7 @@ def _build(connection: Connection, order: Order, log: IO[str]) -> Result:
     store = NodeStore(order.store, isolation=order.isolation)
     try:
         if order.spec is None:
+            assert order.source is not None
             from minisandbox_ray.tasks.automatic import find_environment
 
             found = find_environment(
