@@ -4,17 +4,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.generators.utils import apply_overlong_filtering
 
-from minisandbox_ray.errors import MiniSandboxError, ModelServiceError, Owner
-from minisandbox_ray.telemetry.report import TIME_PARTS
+from minisandbox_ray.errors import MiniSandboxError, ModelServiceError
 from trainer_integration.skyrl.conversation import Conversation
 from trainer_integration.skyrl.metrics import rollout_metrics
+from trainer_integration.skyrl.rollout import EpisodeFailure, Rollout
 
 # Ends an episode whose context is full; the environment grades what has been done so far.
 SUBMIT = "```bash\nsubmit\n```"
@@ -30,36 +29,36 @@ class EpisodeEnv(Protocol):
     async def aclose(self) -> None: ...
 
 
-class _Failed(MiniSandboxError):
-    """An episode that the environment ended, with the owner that it names."""
-
-    def __init__(self, message: str, owner: Owner) -> None:
-        super().__init__(message)
-        self.owner = owner
+OnEpisodes = Callable[[int, list[Rollout]], None]
+"""Called with the training step and the episodes of an evaluation."""
 
 
-@dataclass
-class Rollout:
-    """One episode as the trainer sees it, and where its wall time went (seconds by part)."""
-
-    conversation: Conversation
-    reward: float = 0.0
-    resolved: bool = False
-    stop_reason: str = "stop"
-    turns: int = 0
-    grade_cached: bool = False
-    failure: MiniSandboxError | None = None
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PARTS, 0.0))
-    total_seconds: float = 0.0
+def check_failures(rollouts: list[Rollout], max_share: float) -> None:
+    """Of all episodes of a step: raise one error, owned by who failed most, if more than ``max_share`` of them failed
+    through no fault of the agent, or all did."""
+    failures = [rollout.failure for rollout in rollouts if rollout.failure]
+    if not failures or (len(failures) < len(rollouts) and len(failures) <= max_share * len(rollouts)):
+        return
+    owner, count = Counter(failure.owner for failure in failures).most_common(1)[0]
+    reason, _ = Counter(str(failure) for failure in failures if failure.owner == owner).most_common(1)[0]
+    raise EpisodeFailure(
+        f"{len(failures)} of {len(rollouts)} episodes of a step failed through no fault of the agent, more than "
+        f"max_failed_share={max_share:g}; {count} of them through the {owner}: {reason}",
+        owner,
+    )
 
 
 class EpisodeGenerator(GeneratorInterface):
     """Multi-turn episodes over SkyRL's inference client; the pool behind ``make_env`` bounds how many run at once.
 
-    Returns one row per input, in order. An episode that fails through no fault of the agent comes back
-    with a loss mask of zeros and reward 0; ``MaskedTrainer`` keeps such rows out of everything else.
-    Raises the first failure if every episode of a batch failed.
+    Returns one row per input, in order; with ``generator.step_wise_trajectories`` one row per turn, whose prompt is all
+    that came before. An episode that fails through no fault of the agent comes back as one row with a loss mask
+    of zeros, reward 0 and stop reason ``error``; ``MaskedRows`` keeps such rows out of everything else.
+    Raises EpisodeFailure if more than ``max_failed_share`` of a batch's episodes failed.
     """
+
+    samples_first = True
+    """Whether the first action is sampled before there is a sandbox: all of a batch together, and no sandbox waits."""
 
     def __init__(
         self,
@@ -72,6 +71,8 @@ class EpisodeGenerator(GeneratorInterface):
         prefetch: Callable[[dict[str, int]], None],
         seed: int,
         constant_reward: float | None = None,
+        max_failed_share: float = 1.0,
+        on_evaluation: OnEpisodes | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -81,6 +82,8 @@ class EpisodeGenerator(GeneratorInterface):
         self._prefetch = prefetch
         self._seed = seed
         self._constant_reward = constant_reward
+        self._max_failed_share = max_failed_share
+        self._on_evaluation = on_evaluation
 
     def prefetch(self, rows: list[dict[str, Any]], samples: int) -> None:
         """Rows of the data set will be rolled out soon, so many times each."""
@@ -88,58 +91,79 @@ class EpisodeGenerator(GeneratorInterface):
         self._prefetch({name: samples * count for name, count in Counter(environments).items()})
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        rollouts = await self.play(input_batch)
+        self.check(rollouts)
+        metadata = input_batch["batch_metadata"]
+        if metadata.training_phase == "eval" and self._on_evaluation:
+            self._on_evaluation(metadata.global_step, rollouts)
+        return self.output(input_batch, rollouts)
+
+    async def play(self, input_batch: GeneratorInput) -> list[Rollout]:
+        """An episode for each row, those that failed through no fault of the agent masked. Raises ConfigError."""
         count = len(input_batch["prompts"])
-        rollouts = await asyncio.gather(*(self._episode(input_batch, index) for index in range(count)))
-        failures = [rollout.failure for rollout in rollouts if rollout.failure]
-        if len(failures) == count:
-            raise failures[0]
-        return self._output(input_batch, rollouts)
+        return await asyncio.gather(*(self._episode(input_batch, index) for index in range(count)))
+
+    def check(self, rollouts: list[Rollout]) -> None:
+        """See ``check_failures``; with all episodes of a step."""
+        check_failures(rollouts, self._max_failed_share)
 
     async def _episode(self, batch: GeneratorInput, index: int) -> Rollout:
-        rollout = Rollout(Conversation(self._tokenizer, batch["prompts"][index], self._config.chat_template_kwargs))
+        task = self._tasks[batch["env_extras"][index]["instance_id"]]
+        sample = batch["trajectory_ids"][index].repetition_id
+        conversation = Conversation(self._tokenizer, batch["prompts"][index], self._config.chat_template_kwargs)
+        rollout = Rollout(task, sample, self._seed + sample, conversation)
         started = time.perf_counter()
         env = self._make_env()
         try:
-            await self._play(rollout, env, batch, index)
+            await self._play(rollout, conversation, env, batch, index)
         except MiniSandboxError as error:
             if error.owner == "user":
                 raise
-            rollout.failure = error
+            rollout.fail(error)
+            # Keep the row, train on none of it. SkyRL wants at least one token in each.
+            if not conversation.response_ids:
+                conversation.add_observation([self._tokenizer.eos_token_id])
+            conversation.loss_mask = [0] * len(conversation.loss_mask)
         finally:
             await env.aclose()
         rollout.total_seconds = time.perf_counter() - started
-        if rollout.failure:
-            self._mask(rollout)
         return rollout
 
-    async def _play(self, rollout: Rollout, env: EpisodeEnv, batch: GeneratorInput, index: int) -> None:
-        """Turns until the environment ends the episode. The lease is taken once there is a first action to run."""
-        task = self._tasks[batch["env_extras"][index]["instance_id"]]
+    async def _play(
+        self, rollout: Rollout, conversation: Conversation, env: EpisodeEnv, batch: GeneratorInput, index: int
+    ) -> None:
+        """Turns until the environment ends the episode."""
         name, metadata = batch["trajectory_ids"][index], batch["batch_metadata"]
         session = f"{metadata.training_phase}-{metadata.global_step}-{name.to_string()}"
         done = False
         try:
             while not done:
-                action = await self._sample(rollout, batch["sampling_params"], session)
-                if rollout.turns == 1:
-                    await self._reset(rollout, env, task, name.repetition_id)
+                if rollout.turns == 0 and not self.samples_first:
+                    await self._reset(rollout, env)
+                action = await self._sample(rollout, conversation, batch["sampling_params"], session)
+                if rollout.turns == 1 and self.samples_first:
+                    await self._reset(rollout, env)
                 observation, done = await self._step(rollout, env, action)
                 if not done:
-                    tokens = rollout.conversation.observation_ids(observation)
-                    if len(rollout.conversation.ids) + len(tokens) > self._config.max_input_length:
+                    tokens = conversation.observation_ids(observation)
+                    if len(conversation.ids) + len(tokens) > self._config.max_input_length:
                         rollout.stop_reason = "length"
                         _, done = await self._step(rollout, env, SUBMIT)
                     else:
-                        rollout.conversation.add_observation(tokens)
+                        conversation.add_observation(tokens)
         finally:
             await self._client.finish_session(session)
 
-    async def _sample(self, rollout: Rollout, params: Any, session: str) -> str:
+    async def _reset(self, rollout: Rollout, env: EpisodeEnv) -> None:
+        started = time.perf_counter()
+        rollout.was_reset(await env.areset(rollout.task, rollout.seed), time.perf_counter() - started)
+
+    async def _sample(self, rollout: Rollout, conversation: Conversation, params: Any, session: str) -> str:
         started = time.perf_counter()
         try:
             output = await self._client.generate(
                 {
-                    "prompt_token_ids": [rollout.conversation.ids],
+                    "prompt_token_ids": [conversation.ids],
                     "session_ids": [session],
                     "sampling_params": params,
                 }
@@ -148,58 +172,67 @@ class EpisodeGenerator(GeneratorInterface):
             raise ModelServiceError(f"sampling failed in {session}: {error!r}") from error
         rollout.seconds["model"] += time.perf_counter() - started
         rollout.turns += 1
-        rollout.conversation.add_sampled(output["response_ids"][0], output["response_logprobs"][0])
+        start = len(conversation.response_ids)
+        conversation.add_sampled(output["response_ids"][0], output["response_logprobs"][0])
+        rollout.spans.append((start, len(conversation.response_ids)))
         return output["responses"][0]
-
-    async def _reset(self, rollout: Rollout, env: EpisodeEnv, task: Any, repetition: int) -> None:
-        started = time.perf_counter()
-        _, info = await env.areset(task, seed=self._seed + repetition)
-        wait = info["seconds"].get("wait", 0.0)
-        rollout.seconds["wait"] += wait
-        rollout.seconds["reset"] += time.perf_counter() - started - wait
 
     async def _step(self, rollout: Rollout, env: EpisodeEnv, action: str) -> tuple[str, bool]:
         started = time.perf_counter()
-        observation, reward, terminated, truncated, info = await env.astep(action)
-        elapsed = time.perf_counter() - started
-        grading = info["seconds"].get("diff", 0.0) + info["seconds"].get("grade", 0.0)
-        rollout.seconds["step"] += elapsed - grading
-        rollout.seconds["grade"] += grading
-        if not info.get("trainable", True):
-            raise _Failed(info["failure"], info["failure_owner"])
-        if terminated or truncated:
-            rollout.resolved = reward > 0
-            rollout.reward = reward if self._constant_reward is None else self._constant_reward
-            rollout.grade_cached = info.get("grade_cached", False)
-        return observation, terminated or truncated
+        result = await env.astep(action)
+        return result[0], rollout.took(action, result, time.perf_counter() - started, self._constant_reward)
 
-    def _mask(self, rollout: Rollout) -> None:
-        """Keep the row, train on none of it. SkyRL wants at least one token in each."""
-        conversation = rollout.conversation
-        if not conversation.response_ids:
-            conversation.add_observation([self._tokenizer.eos_token_id])
-        conversation.loss_mask = [0] * len(conversation.loss_mask)
-        rollout.reward, rollout.resolved, rollout.stop_reason = 0.0, False, "error"
-
-    def _output(self, batch: GeneratorInput, rollouts: list[Rollout]) -> GeneratorOutput:
-        conversations = [rollout.conversation for rollout in rollouts]
-        stop_reasons = [rollout.stop_reason for rollout in rollouts]
-        loss_masks = [conversation.loss_mask for conversation in conversations]
+    def output(self, batch: GeneratorInput, rollouts: list[Rollout]) -> GeneratorOutput:
+        """The rows that SkyRL trains on."""
+        rows = [
+            (rollout, name, start, end)
+            for rollout, name in zip(rollouts, batch["trajectory_ids"], strict=True)
+            for start, end in self._turns(rollout)
+        ]
+        talks = [_conversation(rollout) for rollout, *_ in rows]
+        stop_reasons = [rollout.stop_reason for rollout, *_ in rows]
+        loss_masks = [talk.loss_mask[start:end] for talk, (_, _, start, end) in zip(talks, rows, strict=True)]
         if self._config.apply_overlong_filtering:
             loss_masks = apply_overlong_filtering(loss_masks, stop_reasons)
         output = {
-            "prompt_token_ids": [conversation.prompt_ids for conversation in conversations],
-            "response_ids": [conversation.response_ids for conversation in conversations],
-            "rewards": [rollout.reward for rollout in rollouts],
+            "prompt_token_ids": [
+                talk.prompt_ids + talk.response_ids[:start] for talk, (_, _, start, _) in zip(talks, rows, strict=True)
+            ],
+            "response_ids": [
+                talk.response_ids[start:end] for talk, (_, _, start, end) in zip(talks, rows, strict=True)
+            ],
+            "rewards": [self._reward(rollout) for rollout, *_ in rows],
             "loss_masks": loss_masks,
             "stop_reasons": stop_reasons,
-            "rollout_logprobs": [conversation.logprobs for conversation in conversations],
-            "trajectory_ids": batch["trajectory_ids"],
-            "trajectory_generation_times": [rollout.total_seconds for rollout in rollouts],
+            "rollout_logprobs": [
+                talk.logprobs[start:end] for talk, (_, _, start, end) in zip(talks, rows, strict=True)
+            ],
+            "trajectory_ids": [name for _, name, *_ in rows],
+            "trajectory_generation_times": [rollout.total_seconds for rollout, *_ in rows],
             "trajectory_time_splits": {
-                "llm": [rollout.seconds["model"] for rollout in rollouts],
-                "env": [sum(rollout.seconds.values()) - rollout.seconds["model"] for rollout in rollouts],
+                "llm": [rollout.seconds["model"] for rollout, *_ in rows],
+                "env": [sum(rollout.seconds.values()) - rollout.seconds["model"] for rollout, *_ in rows],
             },
         }
+        if self._config.step_wise_trajectories:
+            output["is_last_step"] = [
+                end == len(talk.response_ids) for talk, (*_, end) in zip(talks, rows, strict=True)
+            ]
         output["rollout_metrics"] = rollout_metrics(output, rollouts)
         return output
+
+    def _turns(self, rollout: Rollout) -> list[tuple[int, int]]:
+        """Which parts of the response are rows: each turn, or all as one."""
+        if self._config.step_wise_trajectories and not rollout.failure:
+            return rollout.spans
+        return [(0, len(_conversation(rollout).response_ids))]
+
+    def _reward(self, rollout: Rollout) -> float:
+        """The trajectory's reward, which stands in each of its rows; SkyRL reads that of the last one."""
+        cut = self._config.zero_reward_on_non_stop and rollout.stop_reason != "stop"
+        return 0.0 if cut else rollout.reward
+
+
+def _conversation(rollout: Rollout) -> Conversation:
+    assert rollout.conversation is not None
+    return rollout.conversation

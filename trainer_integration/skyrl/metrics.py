@@ -26,13 +26,21 @@ def rollout_metrics(output: dict[str, Any], rollouts: "list[Rollout]") -> dict[s
         output["response_ids"],
         output["rewards"],
         loss_masks=output["loss_masks"],
-        trajectory_completion_times=output["trajectory_generation_times"],
-        trajectory_time_splits=output["trajectory_time_splits"],
+        trajectory_completion_times=[rollout.total_seconds for rollout in rollouts],
+        trajectory_time_splits={
+            "llm": [rollout.seconds["model"] for rollout in rollouts],
+            "env": [sum(rollout.seconds.values()) - rollout.seconds["model"] for rollout in rollouts],
+        },
     )
 
 
 def environment_metrics(rollouts: "Sequence[Rollout]") -> dict[str, float]:
-    """Those under ``environment/``; where no episode finished, the counts only."""
+    """Those under ``environment/``; where no episode finished, the counts only.
+
+    ``environment/overhead_share`` is what ``Rollout.own_seconds`` says, as a share of the time from the moment that an
+    episode gets a slot of the pool to its end. It tells something where grading is not cached: else hardly anything but
+    our own work is left.
+    """
     finished = [rollout for rollout in rollouts if not rollout.failure]
     owners = Counter(rollout.failure.owner for rollout in rollouts if rollout.failure)
     metrics: dict[str, float] = {
@@ -51,7 +59,14 @@ def environment_metrics(rollouts: "Sequence[Rollout]") -> dict[str, float]:
             f"environment/{part}_seconds_p90": np.percentile(seconds, 90).item(),
             f"environment/{part}_seconds_max": seconds.max().item(),
         }
+    held = sum(rollout.total_seconds - rollout.seconds["wait"] for rollout in finished)
+    by_repo: dict[str, list[float]] = {}
+    for rollout in finished:
+        by_repo.setdefault(rollout.task.repo, []).append(rollout.reward)
     return metrics | {
+        **{f"environment/reward/{repo}": np.mean(rewards).item() for repo, rewards in by_repo.items()},
+        # Of the time that episodes hold a slot of the pool.
+        "environment/overhead_share": sum(rollout.own_seconds for rollout in finished) / held if held > 0 else 0.0,
         "environment/resolved_mean": sum(rollout.resolved for rollout in finished) / len(finished),
         "environment/turns_mean": sum(rollout.turns for rollout in finished) / len(finished),
     }

@@ -8,7 +8,7 @@ from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 from skyrl.train.utils.trainer_utils import validate_generator_output
 from transformers import AutoTokenizer
 
-from minisandbox_ray.errors import ConfigError, SandboxError
+from minisandbox_ray.errors import ConfigError, MiniSandboxError
 from trainer_integration.skyrl.generator import EpisodeGenerator
 from trainer_integration.skyrl.sampler import CPUInferenceClient
 
@@ -54,7 +54,9 @@ def _batch(tasks, samples, max_tokens=1):
     }
 
 
-def _generate(skyrl_cfg, tokenizer, client, tasks, make_env, *, samples=4, max_tokens=1, **overrides):
+def _generate(
+    skyrl_cfg, tokenizer, client, tasks, make_env, *, samples=4, max_tokens=1, max_failed_share=1.0, **overrides
+):
     generator = EpisodeGenerator(
         skyrl_cfg(**overrides).generator,
         tokenizer,
@@ -63,10 +65,12 @@ def _generate(skyrl_cfg, tokenizer, client, tasks, make_env, *, samples=4, max_t
         make_env=make_env,
         prefetch=lambda demand: None,
         seed=0,
+        max_failed_share=max_failed_share,
     )
     batch = _batch(tasks, samples, max_tokens)
     output = asyncio.run(generator.generate(batch))
-    validate_generator_output(len(batch["prompts"]), output)
+    step_wise = overrides.get("generator.step_wise_trajectories", False)
+    validate_generator_output(len(batch["prompts"]), output, step_wise=step_wise)
     return output
 
 
@@ -149,11 +153,52 @@ def test_a_step_that_says_not_trainable_is_masked(skyrl_cfg, tokenizer, client, 
     assert output["rollout_metrics"]["environment/failures_cluster"] == 4
 
 
-def test_if_all_episodes_fail_the_first_failure_ends_the_run(skyrl_cfg, tokenizer, client, tasks, table_env):
-    for task in tasks:
-        task.fails = 4
-    with pytest.raises(SandboxError, match="no sandbox for task-plural"):
-        _generate(skyrl_cfg, tokenizer, client, tasks, table_env)
+def test_a_row_per_turn(skyrl_cfg, tokenizer, client, tasks, table_env):
+    tasks[1].fails = 2
+    turns = [3, 1, 2, 3]
+    envs = iter(turns * 4)
+    output = _generate(
+        skyrl_cfg,
+        tokenizer,
+        client,
+        tasks,
+        lambda: table_env(next(envs)),
+        **{"generator.step_wise_trajectories": True},
+    )
+    names = [name.to_string() for name in output["trajectory_ids"]]
+    failed = [row for row, reason in enumerate(output["stop_reasons"]) if reason == "error"]
+    assert len(failed) == 2
+    assert all(output["is_last_step"][row] and names.count(names[row]) == 1 for row in failed), "one row each"
+    assert not any(any(output["loss_masks"][row]) for row in failed)
+    for row in set(range(len(names))) - set(failed):
+        prompt, response = output["prompt_token_ids"][row], output["response_ids"][row]
+        # Each row is one call of the model, with exactly the tokens that it was asked with.
+        sampled, logprobs = client.calls[f"train-1-{names[row]}", tuple(prompt)]
+        assert (response, output["rollout_logprobs"][row]) == (sampled, logprobs)
+        assert output["loss_masks"][row] == [1] * len(response)
+        if not output["is_last_step"][row]:
+            assert output["prompt_token_ids"][row + 1][: len(prompt) + 1] == prompt + response
+    metrics = output["rollout_metrics"]
+    assert metrics["environment/episodes"] == 16
+    assert sum(output["is_last_step"]) == 16
+
+
+def test_too_many_failures_end_the_run(skyrl_cfg, tokenizer, client, tasks, table_env):
+    def generate(fails, **options):
+        for task, count in zip(tasks, fails, strict=True):
+            task.fails = count
+        return _generate(skyrl_cfg, tokenizer, client, tasks, table_env, **options)
+
+    message = (
+        "9 of 16 episodes of a step failed through no fault of the agent, more than max_failed_share=0.5; "
+        "9 of them through the sandbox: no sandbox for task-plural"
+    )
+    with pytest.raises(MiniSandboxError) as error:
+        generate([4, 3, 2, 0], max_failed_share=0.5)
+    assert (str(error.value), error.value.owner) == (message, "sandbox")
+    assert generate([4, 3, 1, 0], max_failed_share=0.5)["stop_reasons"].count("error") == 8
+    with pytest.raises(MiniSandboxError, match="16 of 16 episodes"):
+        generate([4, 4, 4, 4])
 
 
 def test_a_mistake_of_the_user_is_not_masked(skyrl_cfg, tokenizer, client, tasks, table_env):
@@ -178,6 +223,15 @@ def test_a_full_context_ends_the_episode_by_submitting(skyrl_cfg, tokenizer, cli
         skyrl_cfg, tokenizer, client, tasks, make_env, **limits, **{"generator.apply_overlong_filtering": True}
     )
     assert not any(any(mask) for mask in filtered["loss_masks"])
+
+    class Solved(table_env):
+        async def astep(self, action):
+            observation, _, *over, info = await super().astep(action)
+            return observation, 1.0, *over, info
+
+    assert set(_generate(skyrl_cfg, tokenizer, client, tasks, lambda: Solved(100), **limits)["rewards"]) == {1.0}
+    limits["generator.zero_reward_on_non_stop"] = True
+    assert set(_generate(skyrl_cfg, tokenizer, client, tasks, lambda: Solved(100), **limits)["rewards"]) == {0.0}
 
 
 def test_requests_are_sampled_in_batches(skyrl_cfg, tokenizer, client, tasks, table_env):
