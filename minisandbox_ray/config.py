@@ -17,6 +17,8 @@ from minisandbox_ray.cluster import ClusterConfig
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import EpisodeConfig
 from minisandbox_ray.rollout.config import check_lifetime
+from minisandbox_ray.rollout.observations import render
+from minisandbox_ray.rollout.tools import DEFAULT_TOOLS, document, load_tools
 from minisandbox_ray.tasks import GradingConfig
 from minisandbox_ray.tasks.quickstart import QuickstartConfig
 
@@ -30,14 +32,19 @@ class PromptConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     system: str = ""
-    """System message; empty for none."""
+    """System message; empty for none. Like `user`, a text with ``{problem_statement}`` and ``{tools}`` (what a model is
+    told of the tools that it calls by XML), or a Jinja template of the two."""
     user: str = "{problem_statement}"
-    """First user message; ``{problem_statement}`` stands for the task's."""
+    """First user message."""
 
-    def messages(self, problem_statement: str) -> list[dict[str, str]]:
-        """The chat so far."""
-        user = self.user.replace("{problem_statement}", problem_statement)
-        system = [{"role": "system", "content": self.system}] if self.system else []
+    def messages(self, problem_statement: str, tools: tuple[str, ...] = DEFAULT_TOOLS) -> list[dict[str, str]]:
+        """The chat so far. Raises ConfigError for a template that cannot be rendered."""
+        values = {"problem_statement": problem_statement, "tools": document(load_tools(tools))}
+        try:
+            user = render(self.user, **values)
+            system = [{"role": "system", "content": render(self.system, **values)}] if self.system else []
+        except ValueError as error:
+            raise ConfigError(f"prompt: {error}") from error
         return [*system, {"role": "user", "content": user}]
 
 

@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="episodes per task (default: 1)")
     parser.add_argument("--limit", type=int, metavar="N", help="play the first N tasks only")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="sample k of a task has seed S + k")
+    parser.add_argument(
+        "--action-format",
+        choices=("bash", "tools"),
+        help="one fenced block per action, or one call of a tool (default: the configuration's, else bash)",
+    )
     add_batch_arguments(parser)
 
 
@@ -105,6 +110,8 @@ def play_batch(
     from minisandbox_ray.rollout.trajectory import TrajectoryFile, task_digest
 
     episode, cluster, archives = _settings(arguments)
+    if chosen_format := getattr(arguments, "action_format", None):
+        episode = episode.model_copy(update={"action_format": chosen_format})
     policy, make_policy, turns = chosen
     episode = episode.model_copy(update={"max_turns": max(episode.max_turns, turns)})
     output = arguments.output or Path("runs") / time.strftime(f"{arguments.verb}-%Y%m%d-%H%M%S")

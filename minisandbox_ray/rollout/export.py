@@ -1,12 +1,13 @@
 """Trajectories of a file: chosen from, and in the forms that others read."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from minisandbox_ray.errors import ConfigError
-from minisandbox_ray.rollout.actions import Command, parse_action
+from minisandbox_ray.rollout.actions import Call, Command, Malformed, parse_action
 from minisandbox_ray.rollout.trajectory import Trajectory, parse_trajectory
 
 
@@ -89,11 +90,10 @@ def chat(trajectory: Trajectory, system: str = "") -> dict[str, Any]:
 def swe_agent(trajectory: Trajectory) -> dict[str, Any]:
     """The shape of SWE-agent's ``.traj`` files (sweagent.types: AgentRunResult), for its inspectors and converters."""
     history = [{"role": "user", "content": trajectory.prompt, "agent": "main", "message_type": "observation"}]
-    steps = []
+    steps: list[dict[str, Any]] = []
     for turn in trajectory.turns:
-        action = parse_action(turn.action)
-        command = action.text if isinstance(action, Command) else "submit"
-        thought = turn.action.partition("```")[0].strip()
+        command = _command(turn.action)
+        thought = re.split("```|<function=|<tool_call>", turn.action, maxsplit=1)[0].strip()
         steps.append(
             {
                 "action": command,
@@ -124,3 +124,13 @@ def swe_agent(trajectory: Trajectory) -> dict[str, Any]:
         "resolved": trajectory.resolved,
     }
     return {"environment": "minisandbox", "trajectory": steps, "history": history, "info": info}
+
+
+def _command(text: str) -> str:
+    """What an action does, in whichever format it is written: a shell command, or a tool and what it is given."""
+    action = parse_action(text)
+    if isinstance(action, Malformed):
+        action = parse_action(text, "tools")
+    if isinstance(action, Call):
+        return f"{action.tool.name} {action.tool.model_dump_json(exclude_none=True)}"
+    return action.text if isinstance(action, Command) else "submit"

@@ -32,7 +32,7 @@ def make_report(
     ids, empty_ids, errors = set(task_ids), set(empty), dict(failed or {})
     outcomes: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
-        if not row.is_finished or row.failure_owner is not None:
+        if not row.is_finished or row.failure_owner not in (None, "agent"):
             errors.setdefault(row.instance_id, row.failure)
         else:
             outcomes[row.instance_id].append(row.resolved)

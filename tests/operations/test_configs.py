@@ -53,7 +53,7 @@ def test_every_training_configuration_is_valid(path: Path, tmp_path: Path, monke
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     config = load_config([f"config={path}"])
     skyrl = skyrl_config(config, tmp_path)
-    assert config.name.replace("-", "_") == path.stem
+    assert config.name.replace("-", "_") in {path.stem, f"{path.parent.name}_{path.stem}"}
     if config.backend == "gpu":
         placed = skyrl.trainer.placement
         engines = skyrl.generator.inference_engine

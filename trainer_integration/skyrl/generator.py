@@ -11,7 +11,7 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 from skyrl.train.generators.utils import apply_overlong_filtering
 
 from minisandbox_ray.errors import MiniSandboxError, ModelServiceError
-from trainer_integration.skyrl.conversation import Conversation
+from trainer_integration.skyrl.conversation import Conversation, answer
 from trainer_integration.skyrl.metrics import rollout_metrics
 from trainer_integration.skyrl.rollout import EpisodeFailure, Rollout
 
@@ -175,7 +175,7 @@ class EpisodeGenerator(GeneratorInterface):
         start = len(conversation.response_ids)
         conversation.add_sampled(output["response_ids"][0], output["response_logprobs"][0])
         rollout.spans.append((start, len(conversation.response_ids)))
-        return output["responses"][0]
+        return answer(output["responses"][0])
 
     async def _step(self, rollout: Rollout, env: EpisodeEnv, action: str) -> tuple[str, bool]:
         started = time.perf_counter()

@@ -280,7 +280,9 @@ class MaskedRows:
         data = base.compute_advantages_and_returns(data)
         data["response_mask"] = response_mask
         if self.cfg.trainer.algorithm.advantage_estimator in GROUP_ESTIMATORS:
-            sizes = Counter(uids)
+            # Of a trajectory in steps only the last one's reward is compared with the others'.
+            last = data.metadata.get("is_last_step") or [True] * len(uids)
+            sizes = Counter(uid for uid, is_last in zip(uids, last, strict=True) if is_last)
             data["advantages"][[i for i, uid in enumerate(uids) if sizes[uid] == 1]] = 0.0
         return data
 
