@@ -61,6 +61,21 @@ class PolicyConfig(BaseModel):
     """Words of the problem statements that the tokenizer knows; all other text is one ``<unk>`` per gap."""
 
 
+class EvaluationConfig(BaseModel):
+    """Evaluation during training: before the first step, and every so many."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path | None = None
+    """A file of held-out tasks (JSON lines); None: those that are trained on."""
+    every: int = Field(default=10, ge=1)
+    """Training steps between two evaluations."""
+    samples: int = Field(default=1, ge=1)
+    """Episodes of each task, N in ``eval/all/pass_at_N``."""
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Of sampling; 0 is greedy."""
+
+
 class DebugConfig(BaseModel):
     """Switches that break learning on purpose."""
 
@@ -86,6 +101,9 @@ class TrainConfig(BaseModel):
     """Seed of the policy, of sampling and of the order of tasks: the same seed gives the same curve."""
     run_dir: Path | None = None
     """Where everything of the run is written; None: ``runs/<name>-<time>``."""
+    resume: bool = False
+    """Go on with the run in ``run_dir`` from its last checkpoint (``skyrl.trainer.ckpt_interval``), with the rest of
+    the configuration as it was; ``skyrl.trainer.max_training_steps`` may grow."""
     backend: Literal["cpu", "gpu"] = "cpu"
     """``cpu``: policy and sampler in the driver's process; ``gpu``: SkyRL's FSDP workers and vLLM servers."""
     tasks: Annotated[
@@ -109,6 +127,13 @@ class TrainConfig(BaseModel):
     """Bounds of an episode."""
     grading: GradingConfig = GradingConfig()
     """How diffs become rewards."""
+    evaluation: EvaluationConfig | None = None
+    """Evaluation during training; None: none. An episode that fails through no fault of the agent counts as unresolved
+    there. Trajectories are kept in ``evaluations/step-N.jsonl``."""
+    max_failed_share: float = Field(default=1.0, ge=0, le=1)
+    """Of a step's episodes: if more than this share fail through no fault of the agent, the run ends with one line that
+    says why most of them did. Up to then such episodes are left out: of the loss, of what their group is compared with,
+    and of the mean reward. A run always ends if all of a step's episodes fail."""
     tracking: Literal["wandb", "console"] = "wandb"
     """``wandb`` (offline by itself where there is no key) or ``console`` only; metrics.jsonl is always written."""
     debug: DebugConfig = DebugConfig()

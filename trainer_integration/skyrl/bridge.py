@@ -40,6 +40,8 @@ def run(config: TrainConfig) -> None:
     Raises MiniSandboxError; ConfigError before anything is built or started.
     """
     _check_installed()
+    if config.resume:
+        return _resume(config)
     run_dir, is_new = _claim_run_dir(config)
     try:
         with temporary_files_in(run_dir / "tmp"):
@@ -51,12 +53,21 @@ def run(config: TrainConfig) -> None:
         raise
 
 
+def _resume(config: TrainConfig) -> None:
+    if config.run_dir is None:
+        raise ConfigError("resume needs run_dir: the directory of the run that is to go on")
+    run_dir = config.run_dir.expanduser().absolute()
+    with temporary_files_in(run_dir / "tmp"):
+        _run(config, run_dir)
+
+
 def _run(config: TrainConfig, run_dir: Path) -> None:
     if config.backend == "gpu":
         _check_gpu_software()
     _quieten()
     from trainer_integration.skyrl import seams
     from trainer_integration.skyrl.config import skyrl_config
+    from trainer_integration.skyrl.resume import prepare_resume, save_config
 
     seams.check_version()
     skyrl_config(config, run_dir)  # before the tasks are made, which may take minutes
@@ -64,12 +75,18 @@ def _run(config: TrainConfig, run_dir: Path) -> None:
     tasks, commands = _tasks(config)
     skyrl = skyrl_config(config, run_dir, task_count=len(tasks))
     _check_tasks(tasks, skyrl)
-    save_tasks(tasks, run_dir / "tasks.jsonl")
+    evaluated = _evaluated(config, tasks)
+    step = None
+    if config.resume:
+        step = prepare_resume(config, run_dir, tasks)
+    else:
+        save_tasks(tasks, run_dir / "tasks.jsonl")
+        save_config(config, run_dir)
     if config.run_dir is None:
         _link_latest(run_dir)
     if not config.policy:
         _check_model(skyrl.trainer.policy.model.path)
-    else:
+    elif not config.resume:
         from trainer_integration.skyrl.policy import build_policy
 
         build_policy(
@@ -81,12 +98,12 @@ def _run(config: TrainConfig, run_dir: Path) -> None:
             path=Path(skyrl.trainer.policy.model.path),
         )
     with ExitStack() as stack:
-        tracker = stack.enter_context(_Trackers(config, skyrl, run_dir))
+        tracker = stack.enter_context(_Trackers(config, skyrl, run_dir, step))
         stack.enter_context(connect(config.cluster, run_dir))
         pool = EpisodePool(config.cluster, config.archives)
         stack.enter_context(pool)
         print(f"{len(tasks)} tasks, {pool.capacity} sandboxes at a time; everything goes to {run_dir}", flush=True)
-        _train(config, skyrl, tasks, pool, tracker)
+        _train(config, skyrl, tasks, evaluated, pool, tracker)
     rows = read_metrics(run_dir / "metrics.jsonl")
     write_report(rows, run_dir / "report.png")
     print(final_line(rows))
@@ -118,8 +135,16 @@ def _link_latest(run_dir: Path) -> None:
     latest.symlink_to(run_dir.name)
 
 
-def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool, tracker: Tracker) -> None:
+def _train(
+    config: TrainConfig,
+    skyrl: Any,
+    tasks: list[Task],
+    evaluated: list[Task] | None,
+    pool: EpisodePool,
+    tracker: Tracker,
+) -> None:
     from trainer_integration.skyrl import seams
+    from trainer_integration.skyrl.evaluations import Evaluations
     from trainer_integration.skyrl.experiment import CPUExperiment, GPUExperiment, Inputs
 
     episode = config.episode_config()
@@ -130,6 +155,10 @@ def _train(config: TrainConfig, skyrl: Any, tasks: list[Task], pool: EpisodePool
         prefetch=pool.prefetch,
         tracker=tracker,
         constant_reward=config.debug.constant_reward,
+        max_failed_share=config.max_failed_share,
+        evaluated=evaluated,
+        evaluated_prompts=[config.prompt.messages(task.problem_statement) for task in evaluated or []],
+        on_evaluation=Evaluations(Path(skyrl.trainer.log_path).parent / "evaluations", config.name, tracker),
         after_setup=lambda: _log_to(Path(skyrl.trainer.log_path).parent),
     )
     if config.backend == "gpu":
@@ -162,6 +191,24 @@ def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
     return quickstart.tasks, quickstart.commands
 
 
+def _evaluated(config: TrainConfig, tasks: list[Task]) -> list[Task] | None:
+    """The tasks of evaluations, None where there are none. Raises ConfigError."""
+    if config.evaluation is None:
+        return None
+    if config.evaluation.tasks is None:
+        return tasks
+    held_out = load_tasks(config.evaluation.tasks)
+    require_environments(held_out)
+    if not held_out:
+        raise ConfigError(f"evaluation.tasks {config.evaluation.tasks} holds no tasks")
+    if both := {task.instance_id for task in tasks} & {task.instance_id for task in held_out}:
+        raise ConfigError(f"task {min(both)} is in evaluation.tasks, and trained on: it is not held out")
+    if not config.allow_unvalidated:
+        remedy = f"run `python -m minisandbox_ray validate {config.evaluation.tasks}`, or set allow_unvalidated=true"
+        require_validated(held_out, remedy)
+    return held_out
+
+
 def _check_tasks(tasks: list[Task], skyrl: Any) -> None:
     require_environments(tasks)
     if len(tasks) < skyrl.trainer.train_batch_size:
@@ -189,12 +236,13 @@ def _check_model(path: str) -> None:
 class _Trackers:
     """All of a run's trackers as one; they are finished when the run ends, however it ends."""
 
-    def __init__(self, config: TrainConfig, skyrl: Any, run_dir: Path) -> None:
+    def __init__(self, config: TrainConfig, skyrl: Any, run_dir: Path, resumed_step: int | None) -> None:
         steps = skyrl.trainer.max_training_steps or skyrl.trainer.epochs
         self.hint = ""
         self._trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl"), ConsoleTracker(steps)]
         if config.tracking == "wandb":
-            wandb = WandbTracker(run_dir, skyrl.trainer.project_name, config.name, config.model_dump(mode="json"))
+            content = config.model_dump(mode="json")
+            wandb = WandbTracker(run_dir, skyrl.trainer.project_name, config.name, content, resumed_step)
             self.hint = wandb.hint
             self._trackers.append(wandb)
 

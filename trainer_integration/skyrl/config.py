@@ -10,7 +10,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import LOSSES_WITHOUT_OLD_LOGPRO
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.utils import validate_cfg
 
-from minisandbox_ray.config import TrainConfig, suggestion
+from minisandbox_ray.config import EvaluationConfig, TrainConfig, suggestion
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks.quickstart import QuickstartConfig
 from trainer_integration.skyrl import smollm
@@ -25,17 +25,21 @@ SET_BY_OURS = {
     "trainer.log_path": "run_dir",
     "generator.max_turns": "episode.max_turns",
     "data.train_data": "tasks",
+    "trainer.resume_mode": "resume",
+    "trainer.resume_path": "resume",
+    "data.val_data": "evaluation.tasks",
+    "trainer.eval_interval": "evaluation.every",
+    "generator.eval_n_samples_per_prompt": "evaluation.samples",
+    "generator.eval_sampling_params.temperature": "evaluation.temperature",
 }
 # SkyRL's keys that our generator does not follow: better refused than ignored.
 NOT_SUPPORTED = (
-    "data.val_data",
     "environment",
     "generator.batched",
     "generator.chat_template",
     "generator.merge_stepwise_output",
     "generator.use_conversation_multi_turn",
     "generator.vision_language_generator",
-    "trainer.eval_interval",
     "trainer.fully_async.simulate_training",
     "trainer.fully_async.simulate_training_step_seconds",
     "trainer.fully_async.simulate_weight_sync_seconds",
@@ -84,11 +88,11 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
         "trainer.epochs": given.get("trainer.max_training_steps", 1),  # an epoch has at least one step
         "trainer.print_example_interval": 0,
         "trainer.project_name": "minisandbox_ray",
-        "trainer.resume_mode": "none",
         **given,
+        "trainer.resume_mode": "latest" if config.resume else "none",
         "generator.max_turns": config.episode.max_turns,
         "trainer.ckpt_path": str(run_dir / "checkpoints"),
-        "trainer.eval_interval": -1,
+        **_evaluation(config.evaluation, given),
         "trainer.export_path": str(run_dir / "export"),
         "trainer.log_path": str(run_dir / "logs"),
         # Our own trackers do the logging; SkyRL's would demand a W&B key and hand it to every Ray worker.
@@ -111,6 +115,23 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
         reason = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise ConfigError(f"SkyRL refuses the configuration: {' '.join(str(reason).split())}") from error
     return result
+
+
+def _evaluation(config: EvaluationConfig | None, given: dict[str, Any]) -> dict[str, Any]:
+    if config is None:
+        return {"trainer.eval_interval": -1}
+    lengths = {
+        key.replace("generator.sampling", "generator.eval_sampling"): value
+        for key, value in given.items()
+        if key == "generator.sampling_params.max_generate_length"
+    }
+    return {
+        **lengths,
+        "generator.eval_n_samples_per_prompt": config.samples,
+        "generator.eval_sampling_params.temperature": config.temperature,
+        "trainer.dump_eval_results": False,  # ours are kept
+        "trainer.eval_interval": config.every,
+    }
 
 
 def _whole_batches(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """SkyRL's experiment over our tasks, episodes and trackers: on a CPU in this process, or as SkyRL runs on GPUs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from loguru import logger
@@ -11,7 +11,7 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.telemetry import Tracker
 from trainer_integration.skyrl.asynchronous import AsynchronousTrainer, GroupGenerator, LocalAsynchronousTrainer
-from trainer_integration.skyrl.generator import EpisodeEnv, EpisodeGenerator
+from trainer_integration.skyrl.generator import EpisodeEnv, EpisodeGenerator, OnEpisodes
 from trainer_integration.skyrl.sampler import CPUInferenceClient
 from trainer_integration.skyrl.seams import LocalExperiment, LocalTrainer, MaskedTrainer
 
@@ -27,6 +27,11 @@ class Inputs:
     """Told how many episodes of each environment come next."""
     tracker: Tracker
     constant_reward: float | None = None
+    max_failed_share: float = 1.0
+    evaluated: list[Any] | None = None
+    """Tasks of evaluations; None: there are none."""
+    evaluated_prompts: list[list[dict[str, str]]] = field(default_factory=list)
+    on_evaluation: OnEpisodes | None = None
     after_setup: Callable[[], object] = lambda: None
     """Called when SkyRL's trainer is made: its constructor sends the log to the terminal again."""
 
@@ -86,18 +91,24 @@ class _Episodes(BasePPOExp):
         super().__init__(cfg)
 
     def get_train_dataset(self) -> Any:
+        return self._dataset(self._inputs.tasks, self._inputs.prompts)
+
+    def get_eval_dataset(self) -> Any:
+        if self._inputs.evaluated is None:
+            return None
+        return self._dataset(self._inputs.evaluated, self._inputs.evaluated_prompts)
+
+    def _dataset(self, tasks: list[Any], prompts: list[list[dict[str, str]]]) -> TaskDataset:
         limit = self.cfg.trainer.max_prompt_length
-        for task, prompt in zip(self._inputs.tasks, self._inputs.prompts, strict=True):
-            ids = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        kwargs = self.cfg.generator.chat_template_kwargs
+        for task, prompt in zip(tasks, prompts, strict=True):
+            ids = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False, **kwargs)
             if len(ids) > limit:
                 raise ConfigError(
                     f"the prompt of task {task.instance_id} has {len(ids)} tokens, more than "
                     f"skyrl.trainer.max_prompt_length={limit}"
                 )
-        return TaskDataset(self._inputs.tasks, self._inputs.prompts)
-
-    def get_eval_dataset(self) -> Any:
-        return None
+        return TaskDataset(tasks, prompts)
 
     def get_generator(self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any) -> EpisodeGenerator:
         generator = GroupGenerator if cfg.trainer.fully_async.enabled else EpisodeGenerator
@@ -105,11 +116,13 @@ class _Episodes(BasePPOExp):
             cfg.generator,
             tokenizer,
             inference_engine_client,
-            tasks={task.instance_id: task for task in self._inputs.tasks},
+            tasks={task.instance_id: task for task in [*self._inputs.tasks, *(self._inputs.evaluated or [])]},
             make_env=self._inputs.make_env,
             prefetch=self._inputs.prefetch,
             seed=cfg.trainer.seed,
             constant_reward=self._inputs.constant_reward,
+            max_failed_share=self._inputs.max_failed_share,
+            on_evaluation=self._inputs.on_evaluation,
         )
 
     def get_tracker(self) -> Any:

@@ -16,6 +16,7 @@ class LookAhead:
         """``loader``: a torchdata StatefulDataLoader."""
         self._loader = loader
         self._state: dict[str, Any] | None = None
+        self._is_resumed = False
         self.upcoming: Any = None
 
     def __len__(self) -> int:
@@ -24,6 +25,11 @@ class LookAhead:
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._loader)
         self.upcoming = next(batches, None)
+        if self.upcoming is None and self._is_resumed:
+            # The state was that of the end of an epoch, which was over: this is the next one.
+            batches = iter(self._loader)
+            self.upcoming = next(batches, None)
+        self._is_resumed = False
         while self.upcoming is not None:
             current = self.upcoming
             self._state = self._loader.state_dict()
@@ -38,3 +44,4 @@ class LookAhead:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See StatefulDataLoader.load_state_dict."""
         self._loader.load_state_dict(state)
+        self._is_resumed = True

@@ -316,6 +316,13 @@ class LocalModels:
     inference_engine_client: Any
     total_training_steps: int
 
+    def load_checkpoints(self) -> Any:
+        base: Any = super()
+        loaded = base.load_checkpoints()
+        # The sampler's random numbers are named by the version of its weights, one for each step.
+        self.inference_engine_client.weight_version = loaded[0]
+        return loaded
+
     def build_models(self, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:
         config = self.cfg.trainer
         steps_per_batch = config.train_batch_size // config.policy_mini_batch_size * config.update_epochs_per_batch

@@ -159,10 +159,12 @@ def skyrl_cfg(policy: Path, tmp_path: Path) -> Any:
 def train(tasks: list[TableTask]) -> Any:
     """Runs SkyRL's trainer to the end in this process; returns the recorded metrics and the experiment."""
 
-    def run(cfg: Any, turns: int = 1, constant_reward: float | None = None) -> tuple[Recorder, CPUExperiment]:
+    def run(
+        cfg: Any, turns: int = 1, constant_reward: float | None = None, **more: Any
+    ) -> tuple[Recorder, CPUExperiment]:
         recorder = Recorder()
         inputs = Inputs(
-            tasks, prompts_of(tasks), lambda: TableEnv(turns), lambda demand: None, recorder, constant_reward
+            tasks, prompts_of(tasks), lambda: TableEnv(turns), lambda demand: None, recorder, constant_reward, **more
         )
         with seams.in_process():
             experiment = CPUExperiment(cfg, inputs)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from minisandbox_ray.errors import MiniSandboxError
+
 
 def _last(curve: list[float]) -> float:
     return sum(curve[-3:]) / 3
@@ -67,6 +69,51 @@ def test_failed_episodes_are_counted_and_leave_the_others_as_they_are(skyrl_cfg,
     assert recorder.curve("environment/failures") == [3, 0]
     assert recorder.curve("environment/failures_sandbox") == [3, 0]
     assert recorder.curve("generate/batch_num_seq") == [32, 32]
+
+
+def test_evaluations_have_their_own_metrics_and_episodes(skyrl_cfg, train, tasks):
+    seen = []
+    limits = {"trainer.max_training_steps": 4, "trainer.eval_interval": 2, "generator.eval_n_samples_per_prompt": 3}
+    evaluated = [tasks[0], tasks[2]]
+    prompts = [[{"role": "user", "content": task.problem_statement}] for task in evaluated]
+    recorder, _ = train(
+        skyrl_cfg(**limits, **{"trainer.dump_eval_results": False}),
+        evaluated=evaluated,
+        evaluated_prompts=prompts,
+        on_evaluation=lambda step, rollouts: seen.append((step, [rollout.task for rollout in rollouts])),
+    )
+    assert [step for step, _ in seen] == [0, 2, 4]
+    assert all(done == [tasks[0]] * 3 + [tasks[2]] * 3 for _, done in seen)
+    assert all(0 <= row["eval/all/pass_at_3"] <= 1 for row in recorder.rows if "eval/all/pass_at_3" in row)
+    assert sum("eval/all/pass_at_3" in row for row in recorder.rows) == 3
+
+
+def test_too_many_failed_episodes_end_the_run(skyrl_cfg, train, tasks):
+    tasks[1].fails = 3
+    with pytest.raises(
+        MiniSandboxError, match=r"3 of 32 episodes .* max_failed_share=0.05; 3 of them through the sandbox"
+    ):
+        train(skyrl_cfg(**{"trainer.max_training_steps": 2}), max_failed_share=0.05)
+
+
+def test_steps_as_rows_learn_as_well_and_a_failed_episode_is_no_part_of_its_group(skyrl_cfg, train, tasks):
+    tasks[1].fails = 3
+    recorder, _ = train(
+        skyrl_cfg(**{"trainer.max_training_steps": 2, "generator.step_wise_trajectories": True}), turns=2
+    )
+    assert recorder.curve("environment/failures") == [3, 0]
+    assert recorder.curve("generate/batch_num_seq") == [2 * 32 - 3, 64]
+    assert max(recorder.curve("policy/rollout_train_logprobs_abs_diff_max")) < 1e-4
+
+
+def test_a_resumed_run_has_the_curve_of_one_that_was_never_stopped(skyrl_cfg, train, tmp_path: Path):
+    whole, _ = train(skyrl_cfg(**{"trainer.max_training_steps": 6}))
+    steps = {"trainer.ckpt_interval": 1, "trainer.epochs": 6}
+    train(skyrl_cfg(**steps, **{"trainer.max_training_steps": 3}))
+    rest, _ = train(skyrl_cfg(**steps, **{"trainer.max_training_steps": 6, "trainer.resume_mode": "latest"}))
+    assert rest.curve("trainer/global_step") == [4, 5, 6]
+    for key in ("reward/avg_raw_reward", "policy/policy_entropy"):
+        assert rest.curve(key) == pytest.approx(whole.curve(key)[3:], abs=1e-5)
 
 
 def test_a_checkpoint_resumes_and_the_policy_is_exported(skyrl_cfg, train, tmp_path: Path):

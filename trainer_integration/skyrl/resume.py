@@ -1,0 +1,98 @@
+"""A run that goes on from its last checkpoint: the same configuration, and one record of its steps."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from minisandbox_ray.config import TrainConfig
+from minisandbox_ray.environments.cache import write_atomically
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks import Task
+from minisandbox_ray.tasks.task import dump_tasks
+from minisandbox_ray.telemetry.report import read_rows
+
+CONFIG = "config.yaml"
+"""In the run directory: what the run was started with."""
+_LATEST = "checkpoints/latest_ckpt_global_step.txt"
+_MAY_CHANGE = [
+    *("resume", "run_dir", "cluster", "tracking", "archives", "evaluation", "skyrl.trainer.max_training_steps"),
+    *("skyrl.trainer.epochs", "skyrl.trainer.ckpt_interval", "skyrl.trainer.max_ckpts_to_keep"),
+]
+
+
+def save_config(config: TrainConfig, run_dir: Path) -> None:
+    """Keep what the run is started with."""
+    write_atomically(run_dir / CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
+
+
+def prepare_resume(config: TrainConfig, run_dir: Path, tasks: list[Task]) -> int:
+    """Cut the run's record back to its last checkpoint; returns that checkpoint's step.
+
+    Raises ConfigError, with everything as it was, if there is nothing to go on from, or for other tasks or a key that
+    would make another training of it. What a kill left of a later checkpoint is removed.
+    """
+    try:
+        saved = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"resume: run_dir {run_dir} holds no run of this version: {error.strerror}") from error
+    now = config.model_dump(mode="json")
+    changed = [key for key in _differing(saved, now, "") if not _may_change(key)]
+    if changed:
+        raise ConfigError(f"resume: {changed[0]} is not what the run in {run_dir} was started with: leave it as it was")
+    if not _has_tasks(run_dir / "tasks.jsonl", tasks):
+        raise ConfigError(f"resume: the tasks are not those that the run was started with, {run_dir / 'tasks.jsonl'}")
+    step = _last_step(run_dir)
+    for folder in (run_dir / "checkpoints").glob("global_step_*"):
+        if int(folder.name.rpartition("_")[2]) > step:
+            shutil.rmtree(folder)
+    (run_dir / _LATEST).write_text(str(step))
+    path = run_dir / "metrics.jsonl"
+    kept = [row for row in read_rows(path) if row["step"] <= step] if path.exists() else []
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+    for evaluation in (run_dir / "evaluations").glob("step-*.jsonl"):
+        if int(re.sub(r"\D", "", evaluation.stem) or 0) >= step:  # that of the step itself comes again
+            evaluation.unlink()
+    return step
+
+
+def _has_tasks(path: Path, tasks: list[Task]) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == dump_tasks(tasks)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _last_step(run_dir: Path) -> int:
+    folders = [int(path.name.rpartition("_")[2]) for path in (run_dir / "checkpoints").glob("global_step_*")]
+    try:
+        step = int((run_dir / _LATEST).read_text())
+    except FileNotFoundError:
+        step = -1
+    except ValueError:  # killed while it was written, which is when the checkpoint is complete
+        step = max(folders, default=-1)
+    if step not in folders:
+        raise ConfigError(
+            f"resume: the run in {run_dir} has no checkpoint: start it anew, with skyrl.trainer.ckpt_interval=N to "
+            "have one every N steps"
+        )
+    return step
+
+
+def _differing(one: Any, other: Any, prefix: str) -> list[str]:
+    """Dotted keys whose values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        return [
+            name
+            for key in keys
+            for name in _differing(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
+    return [] if one == other else [prefix]
+
+
+def _may_change(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _MAY_CHANGE)
