@@ -41,9 +41,7 @@ ln -sfn /run /var/run && ln -sfn /run/lock /var/lock && mkdir -p /run/lock
 chmod 1777 /var/tmp
 touch /build/began
 """
-_PYTHON = (
-    "{python} -m venv /usr/local && ln -sfn python3 /usr/local/bin/python && rm -f /usr/local/bin/[Aa]ctivate*"
-)
+_PYTHON = "{python} -m venv /usr/local && ln -sfn python3 /usr/local/bin/python && rm -f /usr/local/bin/[Aa]ctivate*"
 _OWN = "bin boot dev lib lib32 lib64 libx32 media mnt proc run sbin sys tmp usr build venv"
 """Of the root directory: what the system has, or nobody keeps."""
 _COLLECT = r"""

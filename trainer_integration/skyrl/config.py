@@ -93,6 +93,9 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
         "generator.max_turns": config.episode.max_turns,
         "trainer.ckpt_path": str(run_dir / "checkpoints"),
         **_evaluation(config.evaluation, given),
+        **(
+            {"trainer.eval_before_train": False} if config.resume else {}
+        ),  # that of the step that it goes on from is there
         "trainer.export_path": str(run_dir / "export"),
         "trainer.log_path": str(run_dir / "logs"),
         # Our own trackers do the logging; SkyRL's would demand a W&B key and hand it to every Ray worker.

@@ -54,7 +54,7 @@ def prepare_resume(config: TrainConfig, run_dir: Path, tasks: list[Task]) -> int
     kept = [row for row in read_rows(path) if row["step"] <= step] if path.exists() else []
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept).encode())
     for evaluation in (run_dir / "evaluations").glob("step-*.jsonl"):
-        if int(re.sub(r"\D", "", evaluation.stem) or 0) >= step:  # that of the step itself comes again
+        if int(re.sub(r"\D", "", evaluation.stem) or 0) > step:
             evaluation.unlink()
     return step
 
@@ -74,6 +74,10 @@ def _last_step(run_dir: Path) -> int:
         step = -1
     except ValueError:  # killed while it was written, which is when the checkpoint is complete
         step = max(folders, default=-1)
+    # A checkpoint is written before its step is logged: one without its row would leave a gap in the record.
+    path = run_dir / "metrics.jsonl"
+    logged = {row["step"] for row in read_rows(path)} if path.exists() else set()
+    step = max((each for each in folders if each <= step and each in logged), default=step)
     if step not in folders:
         raise ConfigError(
             f"resume: the run in {run_dir} has no checkpoint: start it anew, with skyrl.trainer.ckpt_interval=N to "

@@ -41,13 +41,21 @@ def test_the_record_is_cut_back_to_the_last_whole_checkpoint(run_dir: Path) -> N
     assert prepare_resume(more, run_dir, TASKS) == 2
     assert steps(run_dir) == [1, 2]
     assert sorted(path.name for path in run_dir.glob("checkpoints/global_step_*")) == ["global_step_1", "global_step_2"]
-    assert [path.name for path in run_dir.glob("evaluations/*")] == ["step-1.jsonl"]
+    assert sorted(path.name for path in run_dir.glob("evaluations/*")) == ["step-1.jsonl", "step-2.jsonl"]
 
 
 def test_killed_while_the_number_was_written_the_newest_checkpoint_is_whole(run_dir: Path) -> None:
     (run_dir / "checkpoints/latest_ckpt_global_step.txt").write_text("")
     assert prepare_resume(config(), run_dir, TASKS) == 4
     assert steps(run_dir) == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_whose_step_was_not_logged_any_more_is_left_for_the_one_before(run_dir: Path) -> None:
+    (run_dir / "checkpoints/latest_ckpt_global_step.txt").write_text("4")
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    (run_dir / "metrics.jsonl").write_text("\n".join(lines[:3]))
+    assert prepare_resume(config(), run_dir, TASKS) == 2
+    assert steps(run_dir) == [1, 2]
 
 
 @pytest.mark.parametrize(
