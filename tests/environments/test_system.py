@@ -88,7 +88,7 @@ def test_environments_without_any_keep_their_digest() -> None:
 
 
 def test_what_counts_as_there_is_what_every_debian_has() -> None:
-    names = {line[9:] for line in system_module._required_packages().splitlines() if line.startswith("Package: ")}
+    names = {line[9:] for line in system_module.required_packages().splitlines() if line.startswith("Package: ")}
     assert {"libc6", "dpkg", "bash", "libgcc-s1"} <= names
     assert not {"git", "gcc", "python3", "libxml2"} & names
 
