@@ -12,15 +12,16 @@ from minisandbox_ray.errors import ConfigError
 from trainer_integration.skyrl import smollm
 from trainer_integration.skyrl.conversation import Conversation, stop_tokens
 
+MODEL = smollm.checkpoint()  # of the user's cache: other tests' fixtures have caches of their own
 there = pytest.mark.skipif(
-    not (smollm.checkpoint() / "config.json").exists(),
+    not (MODEL / "config.json").exists(),
     reason="SmolLM2 is not in the cache: python -m trainer_integration.skyrl.smollm fetches it",
 )
 
 
 @there
 def test_its_chats_are_the_rendered_ones():
-    tokenizer = AutoTokenizer.from_pretrained(smollm.checkpoint())
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
     messages = [{"role": "user", "content": "mend  it\n\n"}]
     chat = Conversation(tokenizer, messages, {})
     for said, observation in (("```bash\nls -l\n```", "a.py\t→ é"), ("def f(x):\n    return x", "exit code 1")):
@@ -41,7 +42,7 @@ def test_two_steps_of_training(skyrl_cfg, tasks, train):
     del tasks[1:]
     cfg = skyrl_cfg(
         **{
-            "trainer.policy.model.path": str(smollm.checkpoint()),
+            "trainer.policy.model.path": str(MODEL),
             "trainer.policy.optimizer_config.lr": 1e-5,
             "trainer.max_training_steps": 2,
             "trainer.train_batch_size": 1,
