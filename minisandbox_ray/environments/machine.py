@@ -20,7 +20,7 @@ from minisandbox_ray.errors import BuildError
 from minisandbox_ray.sandbox import Bind, Isolation, Limits, Overlay, Sandbox, SandboxSpec
 
 DOCKER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""The PATH that Docker gives where an image sets none."""
+"""The PATH that Docker gives where an image sets none: what $PATH means in ENV."""
 TESTS = "verifier/tests"
 """Where the test script lies in the environment; its sandboxes do not show it."""
 

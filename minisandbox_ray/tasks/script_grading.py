@@ -34,7 +34,7 @@ def grade_script(task: Task, sandbox: Sandbox, env: Environment, config: Grading
         with Sandbox(spec, snapshot=snapshot) as box:
             cleared = box.execute(["/bin/sh", "-c", _CLEAR], cwd="/")
             if cleared.exit_code:
-                return _unresolved(f"/tests and {LOGS} cannot be made anew", started, cleared, config)
+                return _grade(0.0, f"/tests and {LOGS} cannot be made anew", started, cleared, config)
             box.upload(env.root / TESTS, "/tests")
             timeout = min(script.verifier_seconds, config.timeout)
             command = f"exec 2>&1; exec /bin/bash /{script.test_script}"
@@ -51,13 +51,17 @@ def grade_script(task: Task, sandbox: Sandbox, env: Environment, config: Grading
                 )
             if done.timed_out or done.limit not in (None, "output"):
                 why = f"took more than {timeout:g} s" if done.timed_out else f"hit the sandbox's {done.limit} limit"
-                return _unresolved(f"the tests {why}", started, done, config)
+                return _grade(0.0, f"the tests {why}", started, done, config)
             if not box.is_alive:
                 raise SandboxError("the grading sandbox was killed from outside")
             try:
                 reward = read_reward(_rewards(box))
             except TaskError as error:
-                return _unresolved(str(error), started, done, config)
+                return _grade(0.0, str(error), started, done, config)
+    return _grade(reward, "" if reward >= 1 else f"the test script gave {reward:g}", started, done, config)
+
+
+def _grade(reward: float, reason: str, started: float, done: ExecResult, config: GradingConfig) -> Grade:
     resolved = reward >= 1
     return Grade(
         resolved=resolved,
@@ -65,7 +69,7 @@ def grade_script(task: Task, sandbox: Sandbox, env: Environment, config: Grading
         tests={},
         witnessed=False,
         owner=None if resolved else "agent",
-        reason="" if resolved else f"the test script gave {reward:g}",
+        reason=reason,
         seconds=time.monotonic() - started,
         durations={"apply": 0.0, "tests": done.seconds},
         log=_log(done, config),
@@ -76,20 +80,6 @@ def _script(task: Task) -> ScriptedTask:
     if task.script is None:
         raise ConfigError(f"task {task.instance_id} has no script of its own")
     return task.script
-
-
-def _unresolved(reason: str, started: float, done: ExecResult, config: GradingConfig) -> Grade:
-    return Grade(
-        resolved=False,
-        reward=0.0,
-        tests={},
-        witnessed=False,
-        owner="agent",
-        reason=reason,
-        seconds=time.monotonic() - started,
-        durations={"apply": 0.0, "tests": done.seconds},
-        log=_log(done, config),
-    )
 
 
 def _log(done: ExecResult, config: GradingConfig) -> str:

@@ -177,12 +177,7 @@ def _tasks(config: TrainConfig) -> tuple[list[Task], list[str]]:
                 "a policy from scratch acts by the quickstart's commands: set tasks to a quickstart section, or "
                 "policy=null and skyrl.trainer.policy.model.path"
             )
-        tasks = load_tasks(config.tasks)
-        require_environments(tasks)
-        if not config.allow_unvalidated:
-            remedy = f"run `python -m minisandbox_ray validate {config.tasks}`, or set allow_unvalidated=true"
-            require_validated(tasks, remedy)
-        return tasks, []
+        return _read_tasks(config.tasks, config), []
     is_directory = config.archives is not None and "://" not in config.archives
     archives = Path(config.archives) if config.archives and is_directory else cache_root() / "archives"
     store = NodeStore(cache_root() / "store", isolation=config.cluster.isolation)
@@ -197,16 +192,21 @@ def _evaluated(config: TrainConfig, tasks: list[Task]) -> list[Task] | None:
         return None
     if config.evaluation.tasks is None:
         return tasks
-    held_out = load_tasks(config.evaluation.tasks)
-    require_environments(held_out)
+    held_out = _read_tasks(config.evaluation.tasks, config)
     if not held_out:
         raise ConfigError(f"evaluation.tasks {config.evaluation.tasks} holds no tasks")
     if both := {task.instance_id for task in tasks} & {task.instance_id for task in held_out}:
         raise ConfigError(f"task {min(both)} is in evaluation.tasks, and trained on: it is not held out")
-    if not config.allow_unvalidated:
-        remedy = f"run `python -m minisandbox_ray validate {config.evaluation.tasks}`, or set allow_unvalidated=true"
-        require_validated(held_out, remedy)
     return held_out
+
+
+def _read_tasks(path: Path, config: TrainConfig) -> list[Task]:
+    """A file of tasks that can be played, and were found valid unless the user waives that. Raises ConfigError."""
+    tasks = load_tasks(path)
+    require_environments(tasks)
+    if not config.allow_unvalidated:
+        require_validated(tasks, f"run `python -m minisandbox_ray validate {path}`, or set allow_unvalidated=true")
+    return tasks
 
 
 def _check_tasks(tasks: list[Task], skyrl: Any) -> None:

@@ -93,9 +93,8 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
         "generator.max_turns": config.episode.max_turns,
         "trainer.ckpt_path": str(run_dir / "checkpoints"),
         **_evaluation(config.evaluation, given),
-        **(
-            {"trainer.eval_before_train": False} if config.resume else {}
-        ),  # that of the step that it goes on from is there
+        # The evaluation of the step that it goes on from is there.
+        **({"trainer.eval_before_train": False} if config.resume else {}),
         "trainer.export_path": str(run_dir / "export"),
         "trainer.log_path": str(run_dir / "logs"),
         # Our own trackers do the logging; SkyRL's would demand a W&B key and hand it to every Ray worker.
@@ -123,13 +122,9 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
 def _evaluation(config: EvaluationConfig | None, given: dict[str, Any]) -> dict[str, Any]:
     if config is None:
         return {"trainer.eval_interval": -1}
-    lengths = {
-        key.replace("generator.sampling", "generator.eval_sampling"): value
-        for key, value in given.items()
-        if key == "generator.sampling_params.max_generate_length"
-    }
+    length = given.get("generator.sampling_params.max_generate_length")
     return {
-        **lengths,
+        **({} if length is None else {"generator.eval_sampling_params.max_generate_length": length}),
         "generator.eval_n_samples_per_prompt": config.samples,
         "generator.eval_sampling_params.temperature": config.temperature,
         "trainer.dump_eval_results": False,  # ours are kept

@@ -172,6 +172,23 @@ class LocalRefWorker(_LocalWorker, RefWorkerBase):
         self.model = CausalLM(model_path)
 
 
+def local_worker(worker_class: Any, config: Any, path: str, seed: int, num_training_steps: int) -> Any:
+    """A worker in this process, with the checkpoint at ``path`` loaded; ``config`` is SkyRL's ``trainer`` section."""
+    worker = worker_class(
+        cfg=config,
+        world_size=1,
+        rank=0,
+        local_rank=0,
+        master_addr="127.0.0.1",
+        master_port=1,  # only kept in the environment: the process group exists already
+        sequence_parallel_size=1,
+    )
+    torch.manual_seed(seed)
+    worker.init_worker_process_group()
+    worker.init_model(path, num_training_steps=num_training_steps)
+    return worker
+
+
 LOCAL_WORKERS = {"policy": LocalPolicyWorker, "critic": LocalCriticWorker, "ref": LocalRefWorker}
 
 
@@ -334,18 +351,7 @@ class LocalModels:
             wanted["ref"] = (RefWorker, config.ref.model.path)
         workers = {}
         for name, (worker_class, path) in wanted.items():
-            workers[name] = worker = worker_class(
-                cfg=config,
-                world_size=1,
-                rank=0,
-                local_rank=0,
-                master_addr="127.0.0.1",
-                master_port=1,  # only kept in the environment: the process group exists already
-                sequence_parallel_size=1,
-            )
-            torch.manual_seed(config.seed)
-            worker.init_worker_process_group()
-            worker.init_model(path, num_training_steps=steps)
+            workers[name] = local_worker(worker_class, config, path, config.seed, steps)
         self.policy_model, self.critic_model, self.ref_model = (workers.get(n) for n in ("policy", "critic", "ref"))
         self.dispatch = LocalDispatch(workers, self.inference_engine_client, steps)
 

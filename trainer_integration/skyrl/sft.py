@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import datasets
 import ray
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skyrl.backends.skyrl_train.distributed.dispatch import WorkerOutput
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
@@ -27,7 +26,7 @@ from trainer_integration.skyrl import smollm
 from trainer_integration.skyrl.bridge import _check_gpu_software, _check_model, _log_to, _quieten
 from trainer_integration.skyrl.config import _flatten
 from trainer_integration.skyrl.conversation import Conversation, after_turn, end_of_turn
-from trainer_integration.skyrl.seams import LocalDispatch, LocalPolicyWorker, check_version, in_process
+from trainer_integration.skyrl.seams import LocalDispatch, LocalPolicyWorker, check_version, in_process, local_worker
 
 NEVER = 10**9
 # SkyRL's keys that follow from ours, or that only its own way of reading data has.
@@ -242,18 +241,9 @@ class LocalSFTTrainer(SFTTrainer):
     """SkyRL's SFT trainer over a worker in this process; used inside ``in_process()``."""
 
     def _init_workers(self) -> None:
-        torch.manual_seed(self.sft_cfg.seed)
-        worker = LocalPolicyWorker(
-            cfg=self.cfg.trainer,
-            world_size=1,
-            rank=0,
-            local_rank=0,
-            master_addr="127.0.0.1",
-            master_port=1,  # only kept in the environment: the process group exists already
-            sequence_parallel_size=1,
-        )
-        worker.init_worker_process_group()
-        worker.init_model(self.sft_cfg.model.path, num_training_steps=self.sft_cfg.num_steps or NEVER)
+        steps = self.sft_cfg.num_steps or NEVER
+        path, seed = self.sft_cfg.model.path, self.sft_cfg.seed
+        worker = local_worker(LocalPolicyWorker, self.cfg.trainer, path, seed, steps)
         self.dispatch: Any = _Dispatch({"policy": worker}, None, 0)
 
     def _init_tracker(self) -> None:

@@ -11,11 +11,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox_ray.environments.machine import DOCKER_PATH
 from minisandbox_ray.tasks.datasets.row import BadRowError, shown
 from minisandbox_ray.tasks.scripted import Instruction
 
-DOCKER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""The PATH that Docker gives where an image sets none: what $PATH means in ENV."""
 _IMAGE = re.compile(
     r"(?:docker\.io/)?(?:library/)?(?P<name>[a-z0-9._/-]+?)(?::(?P<tag>[A-Za-z0-9_.-]+))?(?:@sha256:[0-9a-f]{64})?"
 )
