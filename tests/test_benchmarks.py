@@ -22,13 +22,15 @@ def _supported(sandboxes: None) -> None:
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As they are for `python benchmarks/sandbox.py`."""
-    before = set(sys.modules)
+    """As they are for `python benchmarks/sandbox.py`, also where a package of tests has the same name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = [each.stem if each.suffix == ".py" else each.name for each in BENCHMARKS.iterdir()]
+    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     yield
-    for name in set(sys.modules) - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(BENCHMARKS)):
             del sys.modules[name]
+    sys.modules.update(hidden)
 
 
 def test_starts_are_measured_in_turns() -> None:

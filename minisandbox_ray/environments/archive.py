@@ -339,6 +339,8 @@ class _Reader:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if os.strerror(number) in said:
                 raise OSError(number, os.strerror(number))
+        if ": Wrote only " in said:  # the disk took the first part of a block; the next write may find room again
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def survey(tree: Path) -> tuple[int, int]:
