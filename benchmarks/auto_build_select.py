@@ -1,12 +1,14 @@
 """Which packages `auto_build.py` builds: a seeded draw from the most downloaded ones, written before any was built.
 
-    python benchmarks/auto_build_select.py --names FILE [--seed 0] [--count 30] [--without LIST …] [--output LIST]
+    python benchmarks/auto_build_select.py --names FILE [--seed 0] [--count 30] [--asked 30] [--without LIST …]
+        [--output LIST]
 
 FILE lists the package index: tab-separated lines of name, version, month, rank among the most downloaded, summary.
 Candidates are the names with a rank up to 5000, sorted, then shuffled with the seed. They are taken in this order; one
 counts if its newest source distribution that is no pre-release is at most 2 MiB and ships a file that pytest would look
 into, test_*.py or *_test.py. That is read off the archive's listing; nothing is unpacked, built or run. None that
 counts is left out, whatever it may need, but those in the lists that `--without` names: others were drawn from them.
+The index is asked for at most `--asked` names: a list may be shorter than `--count`.
 """
 
 import argparse
@@ -25,8 +27,6 @@ from minisandbox_ray.tasks.automatic.index import Sdist, download, newest_sdist
 
 RANK = 5000
 LARGEST = 2 << 20
-ASKED = 150
-"""Names that the index is asked for, at most."""
 
 
 def candidates(names: Path, seed: int) -> list[str]:
@@ -64,10 +64,10 @@ def why_not(sdist: Sdist | None) -> tuple[str, bytes]:
         return f"no archive: {error}", b""
 
 
-def select(names: list[str], count: int) -> Iterator[str]:
+def select(names: list[str], count: int, most_asked: int) -> Iterator[str]:
     """Lines of the list: name, version, sha256, time of upload."""
     found = 0
-    for asked, name in enumerate(names[:ASKED]):
+    for asked, name in enumerate(names[:most_asked]):
         if found == count:
             return
         sdist = newest_sdist(name)
@@ -86,12 +86,13 @@ def main() -> None:
     parser.add_argument("--names", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--asked", type=int, default=30)
     parser.add_argument("--without", type=Path, nargs="*", default=[])
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     used = {line.split()[0] for path in arguments.without for line in path.read_text().splitlines()}
     names = [name for name in candidates(arguments.names, arguments.seed) if name not in used]
-    lines = list(select(names, arguments.count))
+    lines = list(select(names, arguments.count, arguments.asked))
     text = "".join(f"{line}\n" for line in lines)
     if arguments.output:
         arguments.output.write_text(text)
