@@ -120,7 +120,7 @@ class AsynchronousTrainer(MaskedRows, FullyAsyncRayPPOTrainer):
         rows = Passes(self.train_dataset, self._passes, self.cfg.trainer.seed)
         samples = self.cfg.generator.n_samples_per_prompt
         self.train_dataloader = Announcing(
-            rows, self.mini_batch_size, lambda upcoming: self.generator.prefetch(upcoming, samples)
+            rows, self.mini_batch_size, lambda upcoming: self.generator.episodes.prefetch(upcoming, samples)
         )
         self.num_steps_per_epoch = len(rows) // self.mini_batch_size
         self.total_training_steps = min(
@@ -165,7 +165,7 @@ class AsynchronousTrainer(MaskedRows, FullyAsyncRayPPOTrainer):
         rollouts: list[Rollout] = [
             rollout for group in groups for rollout in group.generator_output["rollouts"]
         ]  # SkyRL would add up or average what the groups' metrics say
-        self.generator.check(rollouts)
+        self.generator.episodes.check(rollouts)
         batch = super().convert_generation_group_mini_batch_to_training_input(
             cur_generation_group_mini_batch, dropped_groups
         )

@@ -14,6 +14,7 @@ from minisandbox_ray.config import EvaluationConfig, TrainConfig, suggestion
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks.quickstart import QuickstartConfig
 from trainer_integration.skyrl import smollm
+from trainer_integration.skyrl.gym import ENVIRONMENT
 
 # SkyRL's keys that another key of ours sets.
 SET_BY_OURS = {
@@ -34,7 +35,9 @@ SET_BY_OURS = {
 }
 # SkyRL's keys that our generator does not follow: better refused than ignored.
 NOT_SUPPORTED = (
-    "environment",
+    "environment.skyrl_gym.llm_as_a_judge",
+    "environment.skyrl_gym.search",
+    "environment.skyrl_gym.text2sql",
     "generator.batched",
     "generator.chat_template",
     "generator.merge_stepwise_output",
@@ -78,6 +81,7 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
             raise ConfigError(f"skyrl.{key} is not supported here")
         if config.backend == "cpu" and key.rpartition(".")[2] in CPU_SAMPLES_ALL:
             raise ConfigError(f"skyrl.{key} is not supported with backend=cpu, which samples from all tokens")
+    _check_given(config, given, task_count)
     model = given.get("trainer.policy.model.path")
     if (model is None) == (config.policy is None):
         raise ConfigError("set exactly one of policy (a model from scratch) and skyrl.trainer.policy.model.path")
@@ -85,7 +89,7 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
     values = {
         **(CPU | _whole_batches(given) if config.backend == "cpu" else {}),
         "trainer.ckpt_interval": -1,
-        "trainer.epochs": given.get("trainer.max_training_steps", 1),  # an epoch has at least one step
+        "trainer.epochs": _epochs(given),
         "trainer.print_example_interval": 0,
         "trainer.project_name": "minisandbox_ray",
         **given,
@@ -93,6 +97,7 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
         "generator.max_turns": config.episode.max_turns,
         "trainer.ckpt_path": str(run_dir / "checkpoints"),
         **_evaluation(config.evaluation, given),
+        **_threads(given, config.evaluation),
         # The evaluation of the step that it goes on from is there.
         **({"trainer.eval_before_train": False} if config.resume else {}),
         "trainer.export_path": str(run_dir / "export"),
@@ -117,6 +122,75 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
         reason = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
         raise ConfigError(f"SkyRL refuses the configuration: {' '.join(str(reason).split())}") from error
     return result
+
+
+def _check_given(config: TrainConfig, given: dict[str, Any], task_count: int | None) -> None:
+    """Raise ConfigError for what SkyRL would accept and then not do, or not survive."""
+    sampling = given.get("trainer.algorithm.dynamic_sampling.type")
+    key = f"skyrl.trainer.algorithm.dynamic_sampling.type={sampling}"
+    if sampling == "replace":
+        raise ConfigError(f"{key} makes batches that SkyRL itself refuses, with a task in them twice: take filter")
+    if sampling and given.get("generator.step_wise_trajectories"):
+        raise ConfigError(f"{key} and skyrl.generator.step_wise_trajectories do not go together in SkyRL: choose one")
+    batch = given.get("trainer.train_batch_size", SkyRLTrainConfig().trainer.train_batch_size)
+    count = task_count or (config.tasks.tasks if isinstance(config.tasks, QuickstartConfig) else None)
+    is_asynchronous = given.get("trainer.fully_async.enabled", False)  # has another key for it, see _check_asynchronous
+    if sampling and not is_asynchronous and count is not None and batch >= count:
+        raise ConfigError(
+            f"{key} fills a step from one pass over the tasks: skyrl.trainer.train_batch_size={batch} must be less "
+            f"than their number, {count}"
+        )
+    if config.backend == "cpu":
+        for model in ("policy", "critic"):
+            if given.get(f"trainer.{model}.model.lora.rank"):
+                raise ConfigError(
+                    f"skyrl.trainer.{model}.model.lora is not there with backend=cpu: it trains all weights"
+                )
+    if config.resume:  # what SkyRL's checkpoints leave out
+        if given.get("trainer.algorithm.use_kl_in_reward") and (
+            given.get("trainer.algorithm.kl_ctrl.type") == "adaptive"
+        ):
+            raise ConfigError("resume: the state of skyrl.trainer.algorithm.kl_ctrl.type=adaptive is in no checkpoint")
+        if given.get("trainer.update_ref_every_epoch"):
+            raise ConfigError("resume: the reference of skyrl.trainer.update_ref_every_epoch is in no checkpoint")
+    if given.get("environment.env_class", ENVIRONMENT) != ENVIRONMENT:
+        raise ConfigError(
+            f"skyrl.environment.env_class can only be {ENVIRONMENT}: episodes played by SkyRL's generator"
+        )
+    if "environment.env_class" in given and is_asynchronous:
+        raise ConfigError("skyrl.environment.env_class is not there with skyrl.trainer.fully_async.enabled")
+
+
+def _epochs(given: dict[str, Any]) -> int:
+    """Enough for the steps: an epoch has at least one, unless groups are left out."""
+    algorithm = "trainer.algorithm.dynamic_sampling"
+    passes = 1
+    if given.get(f"{algorithm}.type"):
+        passes = max(
+            1,
+            given.get(
+                f"{algorithm}.max_sample_batches",
+                SkyRLTrainConfig().trainer.algorithm.dynamic_sampling.max_sample_batches,
+            ),
+        )
+    return passes * given.get("trainer.max_training_steps", 1)
+
+
+def _threads(given: dict[str, Any], evaluation: EvaluationConfig | None) -> dict[str, Any]:
+    """A thread for each trajectory that SkyRL's own generator plays at a time: one that waits for a sandbox would else
+    keep the thread from an episode that has one, and a full pool would wait for ever."""
+    if "environment.env_class" not in given:
+        return {}
+    default, key = SkyRLTrainConfig(), "environment.skyrl_gym.max_env_workers"
+    samples = given.get("generator.n_samples_per_prompt", default.generator.n_samples_per_prompt)
+    needed = samples * given.get("trainer.train_batch_size", default.trainer.train_batch_size)
+    if evaluation:
+        needed = max(needed, evaluation.samples * given.get("trainer.eval_batch_size", default.trainer.eval_batch_size))
+    if given.get(key, needed) < needed:
+        raise ConfigError(
+            f"skyrl.{key}={given[key]} must be at least {needed}, the episodes at a time: else they may wait for ever"
+        )
+    return {key: given.get(key, needed)}
 
 
 def _evaluation(config: EvaluationConfig | None, given: dict[str, Any]) -> dict[str, Any]:

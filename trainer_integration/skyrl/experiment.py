@@ -11,7 +11,9 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.telemetry import Tracker
 from trainer_integration.skyrl.asynchronous import AsynchronousTrainer, GroupGenerator, LocalAsynchronousTrainer
-from trainer_integration.skyrl.generator import EpisodeEnv, EpisodeGenerator, OnEpisodes
+from trainer_integration.skyrl.generator import EpisodeGenerator, Episodes, OnEpisodes
+from trainer_integration.skyrl.gym import ENVIRONMENT, GymGenerator
+from trainer_integration.skyrl.rollout import EpisodeEnv
 from trainer_integration.skyrl.sampler import CPUInferenceClient
 from trainer_integration.skyrl.seams import LocalExperiment, LocalTrainer, MaskedTrainer
 
@@ -43,7 +45,7 @@ class TaskDataset:
         self._rows = [
             {
                 "prompt": prompt,
-                "env_class": "minisandbox",
+                "env_class": ENVIRONMENT,
                 "env_extras": {"instance_id": task.instance_id, "data_source": task.repo},
                 "uid": task.instance_id,
             }
@@ -110,20 +112,25 @@ class _Episodes(BasePPOExp):
                 )
         return TaskDataset(tasks, prompts)
 
-    def get_generator(self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any) -> EpisodeGenerator:
-        generator = GroupGenerator if cfg.trainer.fully_async.enabled else EpisodeGenerator
-        return generator(
-            cfg.generator,
-            tokenizer,
-            inference_engine_client,
-            tasks={task.instance_id: task for task in [*self._inputs.tasks, *(self._inputs.evaluated or [])]},
-            make_env=self._inputs.make_env,
-            prefetch=self._inputs.prefetch,
+    def get_generator(
+        self, cfg: SkyRLTrainConfig, tokenizer: Any, inference_engine_client: Any
+    ) -> EpisodeGenerator | GymGenerator:
+        inputs = self._inputs
+        episodes = Episodes(
+            tasks={task.instance_id: task for task in [*inputs.tasks, *(inputs.evaluated or [])]},
+            make_env=inputs.make_env,
+            demand=inputs.prefetch,
             seed=cfg.trainer.seed,
-            constant_reward=self._inputs.constant_reward,
-            max_failed_share=self._inputs.max_failed_share,
-            on_evaluation=self._inputs.on_evaluation,
+            constant_reward=inputs.constant_reward,
+            max_failed_share=inputs.max_failed_share,
+            on_evaluation=inputs.on_evaluation,
         )
+        if cfg.environment.env_class == ENVIRONMENT:
+            return GymGenerator(
+                cfg.generator, cfg.environment.skyrl_gym, inference_engine_client, tokenizer, episodes=episodes
+            )
+        generator = GroupGenerator if cfg.trainer.fully_async.enabled else EpisodeGenerator
+        return generator(cfg.generator, tokenizer, inference_engine_client, episodes)
 
     def get_tracker(self) -> Any:
         return SkyRLTracker(self._inputs.tracker)

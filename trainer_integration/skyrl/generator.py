@@ -4,33 +4,35 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
-from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
+from skyrl.train.generators.base import (
+    BatchMetadata,
+    GeneratorInput,
+    GeneratorInterface,
+    GeneratorOutput,
+    TrajectoryID,
+)
 from skyrl.train.generators.utils import apply_overlong_filtering
 
 from minisandbox_ray.errors import MiniSandboxError, ModelServiceError
 from trainer_integration.skyrl.conversation import Conversation, answer
 from trainer_integration.skyrl.metrics import rollout_metrics
-from trainer_integration.skyrl.rollout import EpisodeFailure, Rollout
+from trainer_integration.skyrl.rollout import EpisodeEnv, EpisodeFailure, Rollout
 
 # Ends an episode whose context is full; the environment grades what has been done so far.
 SUBMIT = "```bash\nsubmit\n```"
 
 
-class EpisodeEnv(Protocol):
-    """What the generator needs of ``minisandbox_ray.rollout.SandboxEnv``: one episode at a time, asynchronously."""
-
-    async def areset(self, task: Any, seed: int | None = None) -> tuple[str, dict[str, Any]]: ...
-
-    async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]: ...
-
-    async def aclose(self) -> None: ...
-
-
 OnEpisodes = Callable[[int, list[Rollout]], None]
 """Called with the training step and the episodes of an evaluation."""
+
+
+def session_name(metadata: BatchMetadata, name: str) -> str:
+    """Of a trajectory, for the inference client: the same task is sampled again in other steps and in evaluations."""
+    return f"{metadata.training_phase}-{metadata.global_step}-{name}"
 
 
 def check_failures(rollouts: list[Rollout], max_share: float) -> None:
@@ -48,6 +50,40 @@ def check_failures(rollouts: list[Rollout], max_share: float) -> None:
     )
 
 
+@dataclass
+class Episodes:
+    """What is played, and what becomes of it, whichever generator asks for it."""
+
+    tasks: dict[str, Any]
+    """By instance_id."""
+    make_env: Callable[[], EpisodeEnv]
+    demand: Callable[[dict[str, int]], None]
+    """Told how many episodes of each environment come next."""
+    seed: int
+    constant_reward: float | None = None
+    max_failed_share: float = 1.0
+    on_evaluation: OnEpisodes | None = None
+
+    def start(self, extras: dict[str, Any], name: TrajectoryID) -> Rollout:
+        """An episode of a row of the data set that nothing has happened in yet."""
+        return Rollout(self.tasks[extras["instance_id"]], name.repetition_id, self.seed + name.repetition_id)
+
+    def prefetch(self, rows: list[dict[str, Any]], samples: int) -> None:
+        """Rows of the data set will be rolled out soon, so many times each."""
+        environments = [self.tasks[row["env_extras"]["instance_id"]].environment for row in rows]
+        self.demand({name: samples * count for name, count in Counter(environments).items()})
+
+    def check(self, rollouts: list[Rollout]) -> None:
+        """See ``check_failures``; with all episodes of a step."""
+        check_failures(rollouts, self.max_failed_share)
+
+    def ended(self, metadata: BatchMetadata, rollouts: list[Rollout]) -> None:
+        """All episodes of a batch are over. Raises EpisodeFailure if too many of them failed."""
+        self.check(rollouts)
+        if metadata.training_phase == "eval" and self.on_evaluation:
+            self.on_evaluation(metadata.global_step, rollouts)
+
+
 class EpisodeGenerator(GeneratorInterface):
     """Multi-turn episodes over SkyRL's inference client; the pool behind ``make_env`` bounds how many run at once.
 
@@ -60,42 +96,16 @@ class EpisodeGenerator(GeneratorInterface):
     samples_first = True
     """Whether the first action is sampled before there is a sandbox: all of a batch together, and no sandbox waits."""
 
-    def __init__(
-        self,
-        config: Any,
-        tokenizer: Any,
-        client: Any,
-        *,
-        tasks: dict[str, Any],
-        make_env: Callable[[], EpisodeEnv],
-        prefetch: Callable[[dict[str, int]], None],
-        seed: int,
-        constant_reward: float | None = None,
-        max_failed_share: float = 1.0,
-        on_evaluation: OnEpisodes | None = None,
-    ) -> None:
+    def __init__(self, config: Any, tokenizer: Any, client: Any, episodes: Episodes) -> None:
+        """``config``: SkyRL's ``generator`` section."""
+        self.episodes = episodes
         self._config = config
         self._tokenizer = tokenizer
         self._client = client
-        self._tasks = tasks
-        self._make_env = make_env
-        self._prefetch = prefetch
-        self._seed = seed
-        self._constant_reward = constant_reward
-        self._max_failed_share = max_failed_share
-        self._on_evaluation = on_evaluation
-
-    def prefetch(self, rows: list[dict[str, Any]], samples: int) -> None:
-        """Rows of the data set will be rolled out soon, so many times each."""
-        environments = [self._tasks[row["env_extras"]["instance_id"]].environment for row in rows]
-        self._prefetch({name: samples * count for name, count in Counter(environments).items()})
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         rollouts = await self.play(input_batch)
-        self.check(rollouts)
-        metadata = input_batch["batch_metadata"]
-        if metadata.training_phase == "eval" and self._on_evaluation:
-            self._on_evaluation(metadata.global_step, rollouts)
+        self.episodes.ended(input_batch["batch_metadata"], rollouts)
         return self.output(input_batch, rollouts)
 
     async def play(self, input_batch: GeneratorInput) -> list[Rollout]:
@@ -103,17 +113,12 @@ class EpisodeGenerator(GeneratorInterface):
         count = len(input_batch["prompts"])
         return await asyncio.gather(*(self._episode(input_batch, index) for index in range(count)))
 
-    def check(self, rollouts: list[Rollout]) -> None:
-        """See ``check_failures``; with all episodes of a step."""
-        check_failures(rollouts, self._max_failed_share)
-
     async def _episode(self, batch: GeneratorInput, index: int) -> Rollout:
-        task = self._tasks[batch["env_extras"][index]["instance_id"]]
-        sample = batch["trajectory_ids"][index].repetition_id
         conversation = Conversation(self._tokenizer, batch["prompts"][index], self._config.chat_template_kwargs)
-        rollout = Rollout(task, sample, self._seed + sample, conversation)
+        rollout = self.episodes.start(batch["env_extras"][index], batch["trajectory_ids"][index])
+        rollout.conversation = conversation
         started = time.perf_counter()
-        env = self._make_env()
+        env = self.episodes.make_env()
         try:
             await self._play(rollout, conversation, env, batch, index)
         except MiniSandboxError as error:
@@ -134,29 +139,26 @@ class EpisodeGenerator(GeneratorInterface):
     ) -> None:
         """Turns until the environment ends the episode."""
         name, metadata = batch["trajectory_ids"][index], batch["batch_metadata"]
-        session = f"{metadata.training_phase}-{metadata.global_step}-{name.to_string()}"
+        session = session_name(metadata, name.to_string())
+        constant = self.episodes.constant_reward
         done = False
         try:
             while not done:
                 if rollout.turns == 0 and not self.samples_first:
-                    await self._reset(rollout, env)
+                    await rollout.reset(env)
                 action = await self._sample(rollout, conversation, batch["sampling_params"], session)
                 if rollout.turns == 1 and self.samples_first:
-                    await self._reset(rollout, env)
-                observation, done = await self._step(rollout, env, action)
+                    await rollout.reset(env)
+                observation, done = await rollout.step(env, action, constant)
                 if not done:
                     tokens = conversation.observation_ids(observation)
                     if len(conversation.ids) + len(tokens) > self._config.max_input_length:
                         rollout.stop_reason = "length"
-                        _, done = await self._step(rollout, env, SUBMIT)
+                        _, done = await rollout.step(env, SUBMIT, constant)
                     else:
                         conversation.add_observation(tokens)
         finally:
             await self._client.finish_session(session)
-
-    async def _reset(self, rollout: Rollout, env: EpisodeEnv) -> None:
-        started = time.perf_counter()
-        rollout.was_reset(await env.areset(rollout.task, rollout.seed), time.perf_counter() - started)
 
     async def _sample(self, rollout: Rollout, conversation: Conversation, params: Any, session: str) -> str:
         started = time.perf_counter()
@@ -176,11 +178,6 @@ class EpisodeGenerator(GeneratorInterface):
         conversation.add_sampled(output["response_ids"][0], output["response_logprobs"][0])
         rollout.spans.append((start, len(conversation.response_ids)))
         return answer(output["responses"][0])
-
-    async def _step(self, rollout: Rollout, env: EpisodeEnv, action: str) -> tuple[str, bool]:
-        started = time.perf_counter()
-        result = await env.astep(action)
-        return result[0], rollout.took(action, result, time.perf_counter() - started, self._constant_reward)
 
     def output(self, batch: GeneratorInput, rollouts: list[Rollout]) -> GeneratorOutput:
         """The rows that SkyRL trains on."""

@@ -1,8 +1,9 @@
 """One episode as the trainer sees it, however its actions come about."""
 
 import platform
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -11,6 +12,16 @@ from minisandbox_ray.errors import MiniSandboxError, Owner
 from minisandbox_ray.rollout.trajectory import Trajectory, Turn, task_digest
 from minisandbox_ray.telemetry.report import TIME_PARTS
 from trainer_integration.skyrl.conversation import Conversation
+
+
+class EpisodeEnv(Protocol):
+    """What an episode needs of ``minisandbox_ray.rollout.SandboxEnv``: one at a time, asynchronously."""
+
+    async def areset(self, task: Any, seed: int | None = None) -> tuple[str, dict[str, Any]]: ...
+
+    async def astep(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]: ...
+
+    async def aclose(self) -> None: ...
 
 
 class EpisodeFailure(MiniSandboxError):
@@ -56,6 +67,17 @@ class Rollout:
         A grade from the cache counts as tests, as it is waited for where another episode makes it just now.
         """
         return self.total_seconds - self.seconds["wait"] - self.seconds["model"] - self.executed_seconds
+
+    async def reset(self, env: EpisodeEnv) -> None:
+        """Start the episode. Raises MiniSandboxError."""
+        started = time.perf_counter()
+        self.was_reset(await env.areset(self.task, self.seed), time.perf_counter() - started)
+
+    async def step(self, env: EpisodeEnv, action: str, constant: float | None) -> tuple[str, bool]:
+        """Take an action: the observation, and whether the episode is over. See ``took``."""
+        started = time.perf_counter()
+        result = await env.astep(action)
+        return result[0], self.took(action, result, time.perf_counter() - started, constant)
 
     def was_reset(self, result: tuple[str, dict[str, Any]], elapsed: float) -> None:
         """Take down what ``SandboxEnv.reset`` gave after so many seconds."""

@@ -321,7 +321,7 @@ class MaskedTrainer(MaskedRows, RayPPOTrainer):
     async def generate(self, input_batch: Any) -> Any:
         output = await super().generate(input_batch)
         if self.train_dataloader is not None and self.train_dataloader.upcoming:
-            self.generator.prefetch(self.train_dataloader.upcoming, self.cfg.generator.n_samples_per_prompt)
+            self.generator.episodes.prefetch(self.train_dataloader.upcoming, self.cfg.generator.n_samples_per_prompt)
         return output
 
 

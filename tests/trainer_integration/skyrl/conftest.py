@@ -160,11 +160,21 @@ def train(tasks: list[TableTask]) -> Any:
     """Runs SkyRL's trainer to the end in this process; returns the recorded metrics and the experiment."""
 
     def run(
-        cfg: Any, turns: int = 1, constant_reward: float | None = None, **more: Any
+        cfg: Any,
+        turns: int = 1,
+        constant_reward: float | None = None,
+        error: type[MiniSandboxError] = SandboxError,
+        **more: Any,
     ) -> tuple[Recorder, CPUExperiment]:
         recorder = Recorder()
         inputs = Inputs(
-            tasks, prompts_of(tasks), lambda: TableEnv(turns), lambda demand: None, recorder, constant_reward, **more
+            tasks,
+            prompts_of(tasks),
+            lambda: TableEnv(turns, error),
+            lambda demand: None,
+            recorder,
+            constant_reward,
+            **more,
         )
         with seams.in_process():
             experiment = CPUExperiment(cfg, inputs)

@@ -9,7 +9,7 @@ from skyrl.train.utils.trainer_utils import validate_generator_output
 from transformers import AutoTokenizer
 
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
-from trainer_integration.skyrl.generator import EpisodeGenerator
+from trainer_integration.skyrl.generator import EpisodeGenerator, Episodes
 from trainer_integration.skyrl.sampler import CPUInferenceClient
 
 
@@ -57,16 +57,14 @@ def _batch(tasks, samples, max_tokens=1):
 def _generate(
     skyrl_cfg, tokenizer, client, tasks, make_env, *, samples=4, max_tokens=1, max_failed_share=1.0, **overrides
 ):
-    generator = EpisodeGenerator(
-        skyrl_cfg(**overrides).generator,
-        tokenizer,
-        client,
+    episodes = Episodes(
         tasks={task.instance_id: task for task in tasks},
         make_env=make_env,
-        prefetch=lambda demand: None,
+        demand=lambda demand: None,
         seed=0,
         max_failed_share=max_failed_share,
     )
+    generator = EpisodeGenerator(skyrl_cfg(**overrides).generator, tokenizer, client, episodes)
     batch = _batch(tasks, samples, max_tokens)
     output = asyncio.run(generator.generate(batch))
     step_wise = overrides.get("generator.step_wise_trajectories", False)

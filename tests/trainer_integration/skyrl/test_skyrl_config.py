@@ -106,6 +106,17 @@ def test_the_published_settings(name):
             "trainer.algorithm.advantage_estimator=x",
             "SkyRL refuses the configuration: invalid advantage_estimator: x.*",
         ),
+        (
+            "trainer.algorithm.dynamic_sampling.type=replace",
+            "skyrl.trainer.algorithm.dynamic_sampling.type=replace makes batches that SkyRL itself refuses.*",
+        ),
+        (
+            "trainer.algorithm.dynamic_sampling.type=filter",
+            ".*=filter fills a step .* skyrl.trainer.train_batch_size=16 must be less than their number, 16",
+        ),
+        ("trainer.policy.model.lora.rank=8", "skyrl.trainer.policy.model.lora is not there with backend=cpu.*"),
+        ("environment.env_class=gsm8k", "skyrl.environment.env_class can only be minisandbox.*"),
+        ("environment.skyrl_gym.search.topk=3", "skyrl.environment.skyrl_gym.search.topk is not supported here"),
         ("trainer.policy.model.path=x", "set exactly one of policy .* and skyrl.trainer.policy.model.path"),
     ],
 )
@@ -113,6 +124,50 @@ def test_mistakes(override, message):
     with pytest.raises(ConfigError) as error:
         _config(f"skyrl.{override}")
     assert re.fullmatch(message, str(error.value)), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.fully_async.enabled=true"], "skyrl.environment.env_class is not there with .*fully_async.enabled"),
+        (["environment.skyrl_gym.max_env_workers=8"], ".*max_env_workers=8 must be at least 256, the episodes at a .*"),
+    ],
+)
+def test_what_skyrls_own_generator_cannot_do_here(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        _config("skyrl.environment.env_class=minisandbox", *(f"skyrl.{override}" for override in overrides))
+    assert re.fullmatch(message, str(error.value)), str(error.value)
+
+
+def test_skyrls_own_generator_has_a_thread_for_each_episode():
+    gym = "skyrl.environment.env_class=minisandbox"
+    assert _config(gym).environment.skyrl_gym.max_env_workers == 16 * 16
+    more = _config(gym, "evaluation.samples=3", "skyrl.trainer.eval_batch_size=100")
+    assert more.environment.skyrl_gym.max_env_workers == 300
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["trainer.algorithm.use_kl_in_reward=true", "trainer.algorithm.kl_ctrl.type=adaptive"],
+            "resume: the state of .*kl_ctrl.type=adaptive is in no checkpoint",
+        ),
+        (["trainer.update_ref_every_epoch=true"], "resume: the reference of .*update_ref_every_epoch is in no check.*"),
+    ],
+)
+def test_what_no_checkpoint_holds_is_not_resumed(overrides, message):
+    keys = [f"skyrl.{override}" for override in overrides]
+    _config(*keys)
+    with pytest.raises(ConfigError, match=message):
+        _config("resume=true", *keys)
+
+
+def test_filtered_groups_and_steps_as_rows_are_refused_together():
+    keys = ["skyrl.trainer.algorithm.dynamic_sampling.type=filter", "skyrl.trainer.train_batch_size=4"]
+    assert _config(*keys).trainer.epochs == 30 * _config(*keys).trainer.max_training_steps
+    with pytest.raises(ConfigError, match=r"=filter and .*step_wise_trajectories do not go together"):
+        _config(*keys, "skyrl.generator.step_wise_trajectories=true")
 
 
 def test_a_policy_is_needed():
