@@ -5,6 +5,7 @@ import hashlib
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from minisandbox_ray.tasks.task import Task
@@ -21,7 +22,7 @@ def choose(task: Task, diff: str, passing: list[list[str]], read: Callable[[str]
     same diff, the same tests.
     """
     files = functions_of([test for group in passing for test in group])
-    known = {f"{file}::{name}" for file, names in files.items() for name in set(names) & set(functions_in(read(file)))}
+    known = {f"{file}::{name}" for file, names in files.items() for name in functions_in(read(file)) & set(names)}
     groups = [[test for test in group if test.partition("[")[0] in known] for group in passing]
     choice = random.Random(hashlib.sha256(f"{task.instance_id} {diff}".encode("utf-8", "surrogateescape")).digest())
     sample = {
@@ -55,8 +56,13 @@ def complaint(run: TestRun, timeout: float) -> str:
     return f"the control run ended with status {run.exit_code} before it told of all tests"
 
 
-def functions_in(text: str) -> Iterator[str]:
-    """Class::name of the functions of a module; none if it does not parse."""
+@lru_cache(maxsize=256)
+def functions_in(text: str) -> frozenset[str]:
+    """Class::name of the functions of a module; none if it does not parse. Kept, as a task is graded many times."""
+    return frozenset(_functions(text))
+
+
+def _functions(text: str) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
