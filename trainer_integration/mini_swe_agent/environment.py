@@ -10,8 +10,7 @@ from minisweagent.utils.serialize import recursive_merge
 
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, first_line
 from minisandbox_ray.sandbox import ExecResult, Sandbox
-from minisandbox_ray.tasks import load_tasks, require_environments
-from trainer_integration.environments import held_environment, held_task, over
+from trainer_integration.environments import held
 
 from .config import MiniSandboxEnvironmentConfig
 
@@ -109,25 +108,13 @@ class MiniSandboxEnvironment:
         return [*first, *([rest] if (rest := last.removesuffix("c")) != "-" else []), path]
 
     def _start(self, task: str) -> None:
-        spec, held = self.config.sandbox, ExitStack()
+        spec, held_by = held(self.config.sandbox, self.config.environment, self.config.tasks, task)
         try:
-            if self.config.tasks is not None:
-                known = {each.instance_id: each for each in load_tasks(self.config.tasks)}
-                if task not in known:
-                    raise ConfigError(f"no task {task or '(none named)'} in {self.config.tasks}")
-                require_environments([known[task]])
-                base, lease = held_task(known[task])
-                held.push(lease)
-                spec = over(base, spec)
-            elif self.config.environment is not None:
-                environment, lease = held_environment(self.config.environment)
-                held.push(lease)
-                spec = over(environment.sandbox_spec(), spec)
-            self._sandbox = held.enter_context(Sandbox(spec))
+            self._sandbox = held_by.enter_context(Sandbox(spec))
         except BaseException:
-            held.close()
+            held_by.close()
             raise
-        self._held = held
+        self._held = held_by
 
 
 def _told(result: ExecResult, seconds: float) -> dict[str, Any]:

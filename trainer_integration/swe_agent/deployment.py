@@ -13,7 +13,7 @@ from swerex.utils.log import get_logger
 
 from minisandbox_ray.errors import MiniSandboxError
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
-from trainer_integration.environments import held_environment, over
+from trainer_integration.environments import held
 
 from .config import MiniSandboxDeploymentConfig
 from .runtime import MiniSandboxRuntime
@@ -50,31 +50,31 @@ class MiniSandboxDeployment(AbstractDeployment):
     async def start(self) -> None:
         """Start the sandbox; one that runs is ended first. Raises DeploymentStartupError."""
         await self.stop()
-        held = ExitStack()
+        holding = ExitStack()
         try:
-            spec: SandboxSpec = self._config.sandbox
-            if name := self._config.environment:
+            if self._config.environment or self._config.tasks:
                 self._hooks.on_custom_step("Preparing environment")
-                environment, lease = await in_thread(
-                    lambda: held_environment(name), discard=lambda pair: pair[1].close()
-                )
-                held.push(lease)
-                spec = over(environment.sandbox_spec(), spec)
+            spec, lease = await in_thread(self._hold, discard=lambda pair: pair[1].close())
+            holding.push(lease)
             self._hooks.on_custom_step("Starting sandbox")
             sandbox = await in_thread(lambda: Sandbox(spec), discard=Sandbox.close)
-            held.push(sandbox)
+            holding.push(sandbox)
         except MiniSandboxError as error:
-            held.close()
+            holding.close()
             raise DeploymentStartupError(str(error)) from error
         except BaseException:
-            held.close()
+            holding.close()
             raise
-        self._held, self._runtime = held, MiniSandboxRuntime(sandbox, logger=self.logger)
+        self._held, self._runtime = holding, MiniSandboxRuntime(sandbox, logger=self.logger)
+
+    def _hold(self) -> tuple[SandboxSpec, ExitStack]:
+        config = self._config
+        return held(config.spec(), config.environment, config.tasks, config.task)
 
     async def stop(self) -> None:
         """End the sandbox and what runs in it. Idempotent."""
-        held, self._held, self._runtime = self._held, ExitStack(), None
-        await in_thread(held.close)
+        holding, self._held, self._runtime = self._held, ExitStack(), None
+        await in_thread(holding.close)
 
     @property
     def runtime(self) -> MiniSandboxRuntime:

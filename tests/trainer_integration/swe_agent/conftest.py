@@ -1,7 +1,8 @@
 """Real sandboxes, called as SWE-agent calls them: an event loop per call."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -66,6 +67,19 @@ class Rex:
 
     def stop(self) -> None:
         asyncio.run(self.deployment.stop())
+
+
+@pytest.fixture
+def start_rex() -> Iterator[Callable[..., Rex]]:
+    """Starts deployments with these fields, and stops them in the end."""
+    with ExitStack() as stack:
+
+        def start(**fields: Any) -> Rex:
+            rex = Rex(**fields)
+            stack.callback(rex.stop)
+            return rex
+
+        yield start
 
 
 @pytest.fixture
