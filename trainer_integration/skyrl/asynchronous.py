@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from skyrl.backends.skyrl_train.utils.ppo_utils import get_kl_controller
-from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup
+from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer, GeneratedOutputGroup, _AsyncStalenessManager
 from skyrl.train.generators.base import GeneratorInput, GeneratorOutput
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -66,7 +66,7 @@ class Passes:
             random.Random(f"{self._seed}/{number}").shuffle(order)
             self._order = (number, order)
         row = self._rows[self._order[1][place]]
-        return row | {"uid": f"{row['uid']}/{number}"}  # a group's name, and what a checkpoint says has been trained on
+        return row | {"uid": f"{row['uid']}/{index}"}  # a group's name, and what a checkpoint says has been trained on
 
     def collate_fn(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return self._rows.collate_fn(rows)
@@ -99,8 +99,57 @@ class Announcing:
         self._loader.load_state_dict(state)
 
 
+class InOrder:
+    """A queue of finished groups, given out in the order in which they were begun.
+
+    A step then has the tasks that it would have without asynchrony. In the order in which groups end, quick tasks come
+    first, and where tasks are few a step may have one of them twice and another not at all.
+    """
+
+    def __init__(self, queue: "asyncio.Queue[GeneratedOutputGroup]", first: int) -> None:
+        """``first``: index in ``Passes`` of the first group."""
+        self._queue, self._next = queue, first
+        self._held: dict[int, GeneratedOutputGroup] = {}
+
+    def qsize(self) -> int:
+        return self._queue.qsize() + len(self._held)
+
+    def empty(self) -> bool:
+        """Whether ``get_nowait`` has nothing to give, be there later groups or not."""
+        while not self._queue.empty():
+            self._hold(self._queue.get_nowait())
+        return self._next not in self._held
+
+    async def get(self) -> GeneratedOutputGroup:
+        while self.empty():
+            self._hold(await self._queue.get())
+        return self.get_nowait()
+
+    def get_nowait(self) -> GeneratedOutputGroup:
+        group = self._held.pop(self._next)
+        self._next += 1
+        return group
+
+    def _hold(self, group: GeneratedOutputGroup) -> None:
+        self._held[int(group.uid.rpartition("/")[2])] = group
+
+
+class InTurn(_AsyncStalenessManager):
+    """Lets groups begin in the order in which they asked. Else one could be overtaken until the bound on staleness
+    leaves no room for it, and a step that waits for it would wait for ever."""
+
+    def __init__(self, **bounds: int) -> None:
+        super().__init__(**bounds)
+        self._turn = asyncio.Lock()  # first come, first served; a condition wakes all, and whoever runs first is first
+
+    async def acquire_submission_slot(self) -> None:
+        async with self._turn:
+            await super().acquire_submission_slot()
+
+
 class AsynchronousTrainer(MaskedRows, FullyAsyncRayPPOTrainer):
-    """SkyRL's fully asynchronous trainer, with failed rows masked and the environments of coming groups asked for.
+    """SkyRL's fully asynchronous trainer, with groups in order, failed rows masked, and environments of coming groups
+    asked for.
 
     Raises what the generator raised; the first failure if every episode of a step's groups failed.
     """
@@ -112,9 +161,15 @@ class AsynchronousTrainer(MaskedRows, FullyAsyncRayPPOTrainer):
 
     def __init__(self, cfg: Any, **parts: Any) -> None:
         self._passes = cfg.trainer.epochs
+        self._in_order: InOrder | None = None
         cfg = copy.deepcopy(cfg)
         cfg.trainer.epochs = 1  # see Passes
         super().__init__(cfg=cfg, **parts)
+        self._staleness_manager = InTurn(
+            max_concurrent_generation_groups=self.num_parallel_generation_workers,
+            mini_batch_size=self.mini_batch_size,
+            max_staleness_steps=self.max_staleness_steps,
+        )
 
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         rows = Passes(self.train_dataset, self._passes, self.cfg.trainer.seed)
@@ -146,8 +201,13 @@ class AsynchronousTrainer(MaskedRows, FullyAsyncRayPPOTrainer):
         finally:
             self.global_step, self.epoch = number, epoch
 
-    async def _collect_generation_mini_batch(self, *args: Any) -> Any:
-        collecting = asyncio.ensure_future(super()._collect_generation_mini_batch(*args))
+    async def _collect_generation_mini_batch(
+        self, generation_output_group_buffer: Any, all_generators_done: asyncio.Event
+    ) -> Any:
+        if self._in_order is None:
+            done = len(self.async_train_dataloader.get_consumed_uids_list())  # in a run that goes on
+            self._in_order = InOrder(generation_output_group_buffer, done)
+        collecting = asyncio.ensure_future(super()._collect_generation_mini_batch(self._in_order, all_generators_done))
         try:
             await asyncio.wait({collecting, self.generator.error}, return_when=asyncio.FIRST_COMPLETED)
             if self.generator.error.done():

@@ -4,11 +4,12 @@ import asyncio
 import math
 
 import pytest
+from skyrl.train.fully_async_trainer import GeneratedOutputGroup
 from transformers import AutoTokenizer
 
 from minisandbox_ray.errors import ConfigError, SandboxError
 from trainer_integration.skyrl import seams
-from trainer_integration.skyrl.asynchronous import Announcing, Passes
+from trainer_integration.skyrl.asynchronous import Announcing, InOrder, Passes
 from trainer_integration.skyrl.experiment import CPUExperiment, Inputs, TaskDataset
 from trainer_integration.skyrl.rollout import EpisodeFailure
 from trainer_integration.skyrl.sampler import CPUInferenceClient
@@ -116,6 +117,53 @@ def test_rows_are_announced_before_they_are_drawn(tasks):
         assert len(drawn) <= 4 or row["uid"] in announced
     assert drawn == [rows[index]["uid"] for index in range(12)]
     assert announced == drawn[4:]
+
+
+def test_groups_are_given_out_in_the_order_in_which_they_were_begun():
+    async def given_out() -> tuple[list[str], list[bool]]:
+        queue: asyncio.Queue[GeneratedOutputGroup] = asyncio.Queue()
+        ordered, empty = InOrder(queue, 4), []
+        for index in (6, 5):
+            queue.put_nowait(GeneratedOutputGroup({}, f"a/b/{index}", 1, 0.0, []))
+        empty.append(ordered.empty())
+        asyncio.get_running_loop().call_soon(queue.put_nowait, GeneratedOutputGroup({}, "a/b/4", 1, 0.0, []))
+        groups = [await ordered.get()]
+        empty.append(ordered.empty())
+        assert ordered.qsize() == 2
+        groups += [ordered.get_nowait(), await ordered.get()]
+        empty.append(ordered.empty())
+        return [group.uid for group in groups], empty
+
+    assert asyncio.run(given_out()) == (["a/b/4", "a/b/5", "a/b/6"], [True, False, True])
+
+
+def test_each_step_has_every_task_once_however_long_episodes_take(skyrl_cfg, tasks, table_env):
+    class Env(table_env):
+        async def astep(self, action):
+            for _ in range(200 * (self.task is tasks[0])):  # this task's groups are done last
+                await asyncio.sleep(0)
+            return await super().astep(action)
+
+    uids = []
+
+    class Experiment(CPUExperiment):
+        def _setup_trainer(self):
+            trainer = super()._setup_trainer()
+            collect = trainer._collect_generation_mini_batch
+
+            async def noted(*args):
+                groups = await collect(*args)
+                uids.append([group.uid.partition("/")[0] for group in groups[0]])
+                return groups
+
+            trainer._collect_generation_mini_batch = noted
+            return trainer
+
+    prompts = [[{"role": "user", "content": task.problem_statement}] for task in tasks]
+    inputs = Inputs(tasks, prompts, Env, lambda demand: None, Recorder())
+    with seams.in_process(side_by_side=True):
+        Experiment(skyrl_cfg(**ASYNCHRONOUS, **{"trainer.max_training_steps": 4}), inputs).run()
+    assert [sorted(step) for step in uids] == [sorted(task.instance_id for task in tasks)] * 4
 
 
 def test_weights_change_between_two_forward_passes(policy):
