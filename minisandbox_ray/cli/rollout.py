@@ -190,6 +190,7 @@ def _play(
     from minisandbox_ray.cluster import connect
     from minisandbox_ray.rollout import EpisodePool
     from minisandbox_ray.rollout.batch import play
+    from minisandbox_ray.telemetry.pool_log import PoolLog
 
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -203,7 +204,8 @@ def _play(
         progress.update(bar, advance=1, description=text)
 
     # Not in the output's directory: who goes on after a SIGKILL need not wait until the old cluster is gone.
-    with connect(cluster), EpisodePool(cluster, archives) as pool, progress:
+    log = file.path.with_name("pool.jsonl")
+    with connect(cluster), EpisodePool(cluster, archives) as pool, PoolLog(pool, log), progress:
         bar = progress.add_task("playing", total=len(episodes))
         work = play(
             episodes,

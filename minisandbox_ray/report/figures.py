@@ -21,6 +21,7 @@ OF_REPOSITORY = "environment/reward/"
 LAST = 5
 """Steps that a final reward is the mean of, as in the last line of a training run."""
 _BINS_PER_DECADE = 8
+_POOL_POINTS = 500
 
 Chart = dict[str, Any]
 Points = dict[float, float]
@@ -247,7 +248,7 @@ def _failures_by_run(runs: list[Run]) -> Chart | None:
 def _pools(runs: list[Run]) -> list[Chart | None]:
     charts: list[Chart | None] = []
     for run in runs:
-        rows = [row for row in run.pool if _is_number(row.get("time"))]
+        rows = _thinned([row for row in run.pool if _is_number(row.get("time"))])
         suffix = f", {run.name}" if len(runs) > 1 else ""
 
         def of(key: str, scale: float = 1.0, rows: list[dict[str, Any]] = rows) -> Points:
@@ -262,6 +263,12 @@ def _pools(runs: list[Run]) -> list[Chart | None]:
         store = [("used", of("store_bytes", 2**30), "main"), ("budget", of("store_budget_bytes", 2**30), "dash")]
         charts.append(_lines(f"Node stores{suffix}", "seconds", "GiB on all nodes", store, least=0))
     return charts
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """So many that a chart shows them; of rows that lie close together the one with most slots in use."""
+    size = math.ceil(len(rows) / _POOL_POINTS) or 1
+    return [max(rows[at : at + size], key=lambda row: row.get("used", 0)) for at in range(0, len(rows), size)]
 
 
 # The tables

@@ -149,7 +149,7 @@ def test_killed_and_stopped_and_gone_on_with(tasks: list[Task], file: Path, tmp_
     while list(temporary.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert list(temporary.iterdir()) == []  # of the clusters, the killed one's too
-    assert sorted(path.name for path in output.iterdir()) == ["report.json", "trajectories.jsonl"]
+    assert sorted(path.name for path in output.iterdir()) == ["pool.jsonl", "report.json", "trajectories.jsonl"]
 
 
 def test_bad_input_is_one_line_and_status_2(

@@ -165,6 +165,15 @@ def test_a_run_that_still_runs(tmp_path: Path) -> None:
     assert chart(data, "Node stores, batch")["series"][0]["points"] == [[0, 0], [1, 1], [2, 2]]
 
 
+def test_a_pool_of_days(tmp_path: Path) -> None:
+    directory = write_batch(tmp_path / "batch", [trajectory("calc__1", 0, resolved=True)])
+    rows = [{"time": 1e9 + 5 * at, "slots": 9, "used": 9 * (at == 40_000)} for at in range(50_000)]
+    (directory / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    points = chart(report(tmp_path / "page.html", directory), "Slots")["series"][0]["points"]
+    assert len(points) == 500
+    assert [200_000, 9] in points
+
+
 def test_what_agents_write_is_bounded_and_inert(tmp_path: Path) -> None:
     turns = [Turn(action=ATTACK, observation=ATTACK + "x" * 10_000_000, exit_code=1, seconds=1.0)]
     many = Turn(action="a", observation="\x1b[31mred\x1b[0m\x00\x1b]0;title\x07 \u202eabc", exit_code=0, seconds=1.0)

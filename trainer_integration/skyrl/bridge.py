@@ -28,6 +28,7 @@ from minisandbox_ray.telemetry import (
     read_metrics,
     write_report,
 )
+from minisandbox_ray.telemetry.pool_log import PoolLog
 from minisandbox_ray.telemetry.progress import task_progress
 from minisandbox_ray.telemetry.temporary import temporary_files_in
 
@@ -102,6 +103,7 @@ def _run(config: TrainConfig, run_dir: Path) -> None:
         stack.enter_context(connect(config.cluster, run_dir))
         pool = EpisodePool(config.cluster, config.archives)
         stack.enter_context(pool)
+        stack.enter_context(PoolLog(pool, run_dir / "pool.jsonl"))
         print(f"{len(tasks)} tasks, {pool.capacity} sandboxes at a time; everything goes to {run_dir}", flush=True)
         _train(config, skyrl, tasks, evaluated, pool, tracker)
     rows = read_metrics(run_dir / "metrics.jsonl")
