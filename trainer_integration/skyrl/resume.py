@@ -46,6 +46,12 @@ def prepare_resume(config: TrainConfig, run_dir: Path, tasks: list[Task]) -> int
     if not _has_tasks(run_dir / "tasks.jsonl", tasks):
         raise ConfigError(f"resume: the tasks are not those that the run was started with, {run_dir / 'tasks.jsonl'}")
     step = _last_step(run_dir)
+    steps = config.skyrl.get("trainer", {}).get("max_training_steps")
+    if steps is not None and steps <= step:
+        raise ConfigError(
+            f"resume: the run in {run_dir} has come to step {step}, and skyrl.trainer.max_training_steps={steps} "
+            "leaves nothing to do"
+        )
     for folder in (run_dir / "checkpoints").glob("global_step_*"):
         if int(folder.name.rpartition("_")[2]) > step:
             shutil.rmtree(folder)

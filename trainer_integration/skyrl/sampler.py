@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +33,8 @@ class CPUInferenceClient(InferenceEngineInterface):
     """Token-in-token-out sampling from the full distribution at a temperature; 0 is greedy.
 
     Requests that arrive while a batch runs are taken together in the next one. A request draws from a
-    random stream named by seed, weights, session id and prompt, so one seed gives one curve however
-    the requests happen to be batched.
+    random stream named by seed, weights, session id, prompt and how often that was asked for with
+    these weights, so one seed gives one curve however the requests happen to be batched.
     """
 
     def __init__(self, path: str, tokenizer: Any, seed: int) -> None:
@@ -46,6 +47,7 @@ class CPUInferenceClient(InferenceEngineInterface):
         self._runner: asyncio.Task[None] | None = None
         self._weights = threading.Lock()  # for as long as a forward pass, or replacing them
         self.weight_version = 0
+        self._asked: Counter[str] = Counter()  # requests by name, of these weights
 
     @property
     def model_name(self) -> str:
@@ -53,6 +55,7 @@ class CPUInferenceClient(InferenceEngineInterface):
 
     def increment_weight_version(self) -> None:
         self.weight_version += 1
+        self._asked.clear()
 
     async def generate(self, input_batch: Any, model: str | None = None) -> Any:
         prompts = input_batch.get("prompt_token_ids")
@@ -63,9 +66,7 @@ class CPUInferenceClient(InferenceEngineInterface):
             ]
         sessions: list[Hashable] = input_batch.get("session_ids") or list(range(len(prompts)))
         requests = [
-            _Request(
-                prompt, input_batch["sampling_params"], f"{self._seed}/{self.weight_version}/{session}/{len(prompt)}"
-            )
+            _Request(prompt, input_batch["sampling_params"], self._key(f"{session}/{len(prompt)}"))
             for prompt, session in zip(prompts, sessions, strict=True)
         ]
         await asyncio.gather(*(self._enqueue(request) for request in requests))
@@ -79,6 +80,11 @@ class CPUInferenceClient(InferenceEngineInterface):
             "rollout_expert_indices": None,
             "rollout_sample_support": None,
         }
+
+    def _key(self, name: str) -> str:
+        again = self._asked[name]
+        self._asked[name] += 1
+        return f"{self._seed}/{self.weight_version}/{name}" + (f"/{again}" if again else "")
 
     def _enqueue(self, request: _Request) -> "asyncio.Future[None]":
         done = asyncio.get_running_loop().create_future()

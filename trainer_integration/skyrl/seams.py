@@ -24,13 +24,17 @@ from skyrl.backends.skyrl_train.distributed.strategy import DistributedStrategy
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry, PolicyLossRegistry
 from skyrl.backends.skyrl_train.workers.worker import CriticWorkerBase, PolicyWorkerBase, RefWorkerBase
+from skyrl.train import evaluate as evaluate_module
 from skyrl.train.entrypoints.main_base import BasePPOExp
+from skyrl.train.generators.base import MetricsOutput
+from skyrl.train.generators.utils import get_metrics_from_generator_output
 from skyrl.train.trainer import RayPPOTrainer
+from skyrl.train.utils import trainer_utils
 from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
 from torch import nn
 from transformers import get_scheduler
 
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ConfigError, MiniSandboxError
 from trainer_integration.skyrl.lookahead import LookAhead
 from trainer_integration.skyrl.models import CausalLM, Critic
 
@@ -252,16 +256,58 @@ class LocalDispatch:
         """Saves are synchronous."""
 
 
-class MaskedRows:
-    """For SkyRL's trainers, before them among the bases: batches in which some rows carry no trainable token.
+FAILED = "error"
+"""Stop reason of a row that is an episode that failed through no fault of the agent."""
 
-    Such a row is an episode that failed through no fault of the agent. Its loss mask alone keeps it out of
-    the loss, but not out of what is computed from the others. Here it also counts neither in its group's
-    baseline, nor in whitening, nor in the reward metrics: the group is as if the row had never been sampled.
-    Where a group shrinks to one row there is nothing to compare it with, and its advantage is 0.
+
+class MaskedRows:
+    """For SkyRL's trainers, before them among the bases: batches in which some rows have the stop reason ``error``.
+
+    Such a row is an episode that failed through no fault of the agent. Its loss mask, all zeros, keeps it out of the
+    loss, but not out of what is computed from the others. Here it also counts neither in its group's
+    baseline, nor in whitening, nor in the metrics of rewards and evaluations, nor in which groups are left out: the
+    group is as if the row had never been sampled. Where a group shrinks to one row there is nothing to compare it with,
+    and its advantage is 0. A row that is masked for another reason, as by overlong filtering, is SkyRL's matter.
     """
 
     cfg: Any
+    _batches = 0  # that were rolled out for the step that is being filled
+
+    async def eval(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        base: Any = super()
+        with ExitStack() as stack:
+            for module in (evaluate_module, trainer_utils):
+                stack.enter_context(
+                    mock.patch.object(module, "get_metrics_from_generator_output", _metrics_without_failures)
+                )
+            metrics = await base.eval(*args, **kwargs)
+        return {key: value for key, value in metrics.items() if value is not None}
+
+    def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> tuple[Any, list[str], bool]:
+        base: Any = super()
+        totals = [sum(each) if isinstance(each, list) else each for each in generator_output["rewards"]]
+        failed = [reason == FAILED for reason in generator_output["stop_reasons"]]
+        played = {uid: total for uid, total, out in zip(uids, totals, failed, strict=True) if not out}
+        for i, uid in enumerate(uids):
+            if failed[i] and uid in played:  # the reward of another of its group, where it then makes no difference
+                totals[i] = played[uid]
+                is_list = isinstance(generator_output["rewards"][i], list)
+                zeros = [0.0] * (len(generator_output["response_ids"][i]) - 1)
+                generator_output["rewards"][i] = [*zeros, totals[i]] if is_list else totals[i]
+        self._batches += 1
+        limit = self.cfg.trainer.algorithm.dynamic_sampling.max_sample_batches
+        goes_on = len(set(zip(uids, totals, strict=True))) == len(set(uids)) < len(uids)
+        if goes_on:  # no group is kept, at which SkyRL would stop
+            output = generator_output
+        else:
+            output, uids, goes_on = base.handle_dynamic_sampling(generator_output, uids)
+        if goes_on and 0 < limit <= self._batches:  # SkyRL begins to count anew with each pass over the tasks
+            raise MiniSandboxError(
+                f"{limit} batches did not fill one training step: in nearly all groups all episodes are solved or "
+                "none (skyrl.trainer.algorithm.dynamic_sampling.max_sample_batches)"
+            )
+        self._batches *= goes_on
+        return output, uids, goes_on
 
     def postprocess_generator_output(
         self,
@@ -271,27 +317,31 @@ class MaskedRows:
         metrics_uids: list[str] | None = None,
     ) -> Any:
         if metrics_generator_output is None:
-            valid = [i for i, mask in enumerate(generator_output["loss_masks"]) if any(mask)]
-            if 0 < len(valid) < len(uids):
-                metrics_generator_output = {
-                    key: [value[i] for i in valid]
-                    for key, value in generator_output.items()
-                    if isinstance(value, list) and len(value) == len(uids)
-                }
-                metrics_uids = [uids[i] for i in valid]
+            metrics_generator_output, metrics_uids = generator_output, uids
+        assert metrics_uids is not None
+        kept, kept_uids = _without_failures(metrics_generator_output, metrics_uids)
+        if kept_uids:
+            metrics_generator_output, metrics_uids = kept, kept_uids
         base: Any = super()
         return base.postprocess_generator_output(generator_output, uids, metrics_generator_output, metrics_uids)
 
+    def convert_to_training_input(self, generator_output: Any, uids: list[str]) -> TrainingInputBatch:
+        base: Any = super()
+        batch = base.convert_to_training_input(generator_output, uids)
+        failed = [reason == FAILED for reason in generator_output["stop_reasons"]]
+        batch.metadata["failed"] = failed + [False] * batch.metadata["pad_size"]
+        return batch
+
     def compute_advantages_and_returns(self, data: TrainingInputBatch) -> TrainingInputBatch:
         base: Any = super()
-        masked = data["loss_mask"].sum(-1) == 0
-        if not masked.any():
+        failed = torch.tensor(data.metadata.pop("failed"))
+        if not failed.any():
             return base.compute_advantages_and_returns(data)
         response_mask = data["response_mask"]
-        data["response_mask"] = response_mask * ~masked[:, None]
+        data["response_mask"] = response_mask * ~failed[:, None]
         uids = [
             f"{uid}/masked-{i}" if out else uid
-            for i, (uid, out) in enumerate(zip(data.metadata["uids"], masked.tolist(), strict=True))
+            for i, (uid, out) in enumerate(zip(data.metadata["uids"], failed.tolist(), strict=True))
         ]
         data.metadata["uids"] = uids
         data = base.compute_advantages_and_returns(data)
@@ -302,6 +352,22 @@ class MaskedRows:
             sizes = Counter(uid for uid, is_last in zip(uids, last, strict=True) if is_last)
             data["advantages"][[i for i, uid in enumerate(uids) if sizes[uid] == 1]] = 0.0
         return data
+
+
+def _without_failures(output: Any, uids: list[str]) -> tuple[Any, list[str]]:
+    kept = [i for i, reason in enumerate(output["stop_reasons"]) if reason != FAILED]
+    if len(kept) == len(uids):
+        return output, uids
+    columns = {key: value for key, value in output.items() if isinstance(value, list) and len(value) == len(uids)}
+    return {key: [value[i] for i in kept] for key, value in columns.items()}, [uids[i] for i in kept]
+
+
+def _metrics_without_failures(output: Any, uids: list[str]) -> Any:
+    """SkyRL's function of this kind; no number where all episodes failed."""
+    output, uids = _without_failures(output, uids)
+    if not uids:
+        return dict.fromkeys(MetricsOutput.__annotations__)
+    return get_metrics_from_generator_output(output, uids)
 
 
 class MaskedTrainer(MaskedRows, RayPPOTrainer):
@@ -316,7 +382,7 @@ class MaskedTrainer(MaskedRows, RayPPOTrainer):
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         super()._build_train_dataloader_and_compute_training_steps()
         if self.train_dataloader is not None:
-            self.train_dataloader = LookAhead(self.train_dataloader)
+            self.train_dataloader = LookAhead(self.train_dataloader, self.cfg.trainer.seed)
 
     async def generate(self, input_batch: Any) -> Any:
         output = await super().generate(input_batch)

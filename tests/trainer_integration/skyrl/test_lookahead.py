@@ -14,40 +14,37 @@ def loader(seed: int = 3) -> StatefulDataLoader:
     return StatefulDataLoader(list(range(10)), batch_size=2, shuffle=True, collate_fn=list, generator=generator)
 
 
-def test_batches_are_those_of_the_loader_and_the_next_one_is_known() -> None:
-    plain = loader()
-    ahead = LookAhead(loader())
-    assert len(ahead) == len(plain) == 5
-    for _ in range(2):  # epochs
-        expected = list(plain)
-        seen = []
-        for number, batch in enumerate(ahead):
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_each_epoch_has_all_rows_and_the_next_batch_is_known(epochs: int) -> None:
+    ahead = LookAhead(loader(), 3)
+    assert len(ahead) == 5
+    orders = []
+    for _ in range(epochs):
+        known, seen = [], []
+        for batch in ahead:
             seen.append(batch)
-            assert ahead.upcoming == (expected[number + 1] if number < 4 else None)
-        assert seen == expected
+            known.append(ahead.upcoming)
+        assert known == [*seen[1:], None]
+        assert sorted(row for batch in seen for row in batch) == list(range(10))
+        orders.append(seen)
+    assert len({str(order) for order in orders}) == epochs, "each in another order"
+    assert orders != [list(LookAhead(loader(), 4)) for _ in range(epochs)], "by the seed"
 
 
-def interrupted(data: LookAhead | StatefulDataLoader, done: int) -> tuple[list[list[int]], dict]:
-    """The batches up to number ``done``, and the state after it, as a trainer saves it."""
+def drawn(data: LookAhead, count: int) -> list[list[int]]:
+    """So many batches, of as many epochs as that takes."""
     seen: list[list[int]] = []
     while True:
         for batch in data:
             seen.append(batch)
-            if len(seen) == done:
-                return seen, data.state_dict()
+            if len(seen) == count:
+                return seen
 
 
-@pytest.mark.parametrize("done", [1, 3, 5, 7])
-def test_resumed_from_any_batch_none_is_missed_or_repeated(done: int) -> None:
-    """As with the loader alone, whose next epochs are drawn anew after it was resumed; but for the empty epoch that it
-    gives if it was interrupted at the end of one, which a trainer would count."""
-    seen, state = interrupted(LookAhead(loader()), done)
-    expected, plain_state = interrupted(loader(), done)
-    assert seen == expected
-    resumed, plain = LookAhead(loader()), loader()
-    resumed.load_state_dict(state)
-    plain.load_state_dict(plain_state)
-    if done == 5:
-        assert list(plain) == []
-    for _ in range(2):
-        assert list(resumed) == list(plain)
+@pytest.mark.parametrize("done", [1, 3, 5, 7, 10])
+def test_resumed_from_any_batch_the_rest_is_that_of_a_run_that_was_never_stopped(done: int) -> None:
+    whole = drawn(LookAhead(loader(), 3), 20)
+    stopped, resumed = LookAhead(loader(), 3), LookAhead(loader(), 3)
+    assert drawn(stopped, done) == whole[:done]
+    resumed.load_state_dict(stopped.state_dict())
+    assert drawn(resumed, 20 - done) == whole[done:]

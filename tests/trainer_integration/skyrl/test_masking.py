@@ -9,8 +9,12 @@ from trainer_integration.skyrl import seams
 from trainer_integration.skyrl.experiment import CPUExperiment, Inputs
 
 
-def _row(reward: float, mask: int = 1, token: int = 9) -> dict:
-    return {"reward": reward, "mask": mask, "token": token}
+def _row(reward: float, token: int = 9, stop: str = "stop") -> dict:
+    return {"reward": reward, "token": token, "stop": stop}
+
+
+def _failed(token: int = 9) -> dict:
+    return _row(0.0, token, "error")
 
 
 def _step(skyrl_cfg, tasks, groups: list[list[dict]], **overrides):
@@ -35,8 +39,8 @@ def _step(skyrl_cfg, tasks, groups: list[list[dict]], **overrides):
             "prompt_token_ids": [prompt] * len(rows),
             "response_ids": [[row["token"]] for row in rows],
             "rewards": [row["reward"] for row in rows],
-            "loss_masks": [[row["mask"]] for row in rows],
-            "stop_reasons": ["stop"] * len(rows),
+            "loss_masks": [[int(row["stop"] == "stop")] for row in rows],
+            "stop_reasons": [row["stop"] for row in rows],
             "rollout_logprobs": [[-1.0]] * len(rows),
         }
         trainer.global_step = 1
@@ -54,7 +58,7 @@ def _step(skyrl_cfg, tasks, groups: list[list[dict]], **overrides):
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])
 def test_masked_rows_change_nothing(skyrl_cfg, tasks, policy, estimator):
     groups = [[_row(1.0), _row(0.0, token=10), _row(0.0, token=11)], [_row(0.0), _row(1.0, token=12), _row(1.0)]]
-    masked = [[*group, _row(0.0, mask=0), _row(0.0, mask=0, token=13)] for group in groups]
+    masked = [[*group, _failed(), _failed(token=13)] for group in groups]
     overrides = {"trainer.algorithm.advantage_estimator": estimator}
     if estimator == "gae":
         overrides |= {"trainer.critic.model.path": str(policy)}
@@ -66,7 +70,18 @@ def test_masked_rows_change_nothing(skyrl_cfg, tasks, policy, estimator):
 
 
 def test_a_group_of_which_one_row_is_left_has_no_advantage(skyrl_cfg, tasks):
-    groups = [[_row(1.0), _row(0.0, mask=0)], [_row(1.0), _row(0.0)]]
+    groups = [[_row(1.0), _failed()], [_row(1.0), _row(0.0)]]
     advantages, _, _ = _step(skyrl_cfg, tasks, groups)
     assert advantages[0].item() == 0.0
     assert advantages[1].item() > 0 > advantages[2].item()
+
+
+def test_a_row_that_was_cut_is_compared_with_and_not_trained_on(skyrl_cfg, tasks):
+    """Overlong filtering masks it as well, but it is an episode like any other."""
+    groups = [[_row(1.0), _row(0.0), _row(0.0)], [_row(1.0), _row(0.0), _row(0.0)]]
+    cut = [[*groups[0][:2], _row(0.0, stop="length")], groups[1]]
+    failed = [[*groups[0][:2], _failed()], groups[1]]
+    whole, others, without = (_step(skyrl_cfg, tasks, each) for each in (groups, cut, failed))
+    torch.testing.assert_close(others[0][:2], whole[0][:2])
+    assert others[2] == whole[2] != without[2]
+    assert without[0][0] < whole[0][0]

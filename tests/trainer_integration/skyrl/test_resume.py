@@ -75,6 +75,14 @@ def test_another_training_is_refused_and_nothing_is_lost(run_dir: Path, keys: di
     assert (run_dir / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_fewer_steps_than_were_made_are_refused_and_nothing_is_lost(run_dir: Path, steps: int) -> None:
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=f"has come to step 2, and .*max_training_steps={steps} leaves nothing to do"):
+        prepare_resume(config(skyrl={"trainer": {"max_training_steps": steps}}), run_dir, TASKS)
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+
+
 def test_a_run_without_checkpoints_or_config_is_one_line(
     run_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -22,8 +22,9 @@ def _sample(client, prompts, sessions, **params):
     return asyncio.run(client.generate(request))
 
 
-def test_tokens_do_not_depend_on_the_batch(client):
-    together = _sample(client, PROMPTS, ["a", "b", "c"])
+def test_tokens_do_not_depend_on_the_batch(client, policy):
+    other = CPUInferenceClient(str(policy), client._tokenizer, 0)
+    together = _sample(other, PROMPTS, ["a", "b", "c"])
     alone = [_sample(client, [prompt], [name]) for prompt, name in zip(PROMPTS, "abc", strict=True)]
     assert together["response_ids"] == [output["response_ids"][0] for output in alone]
     for row, output in zip(together["response_logprobs"], alone, strict=True):
@@ -37,6 +38,7 @@ def test_sessions_and_weights_name_different_streams(client):
     responses = [sample["response_ids"] for sample in samples]
     assert responses[0] != responses[1]
     assert responses[0] != responses[2]
+    assert _sample(client, [PROMPTS[0]] * 8, [f"x{i}" for i in range(8)])["response_ids"] != responses[2], "asked again"
     assert len({tuple(response) for response in responses[0]}) > 1
 
 

@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from minisandbox_ray.errors import MiniSandboxError
 
+GYM = {"environment.env_class": "minisandbox", "environment.skyrl_gym.max_env_workers": 32}
+
 
 def _last(curve: list[float]) -> float:
     return sum(curve[-3:]) / 3
@@ -86,6 +88,57 @@ def test_evaluations_have_their_own_metrics_and_episodes(skyrl_cfg, train, tasks
     assert all(done == [tasks[0]] * 3 + [tasks[2]] * 3 for _, done in seen)
     assert all(0 <= row["eval/all/pass_at_3"] <= 1 for row in recorder.rows if "eval/all/pass_at_3" in row)
     assert sum("eval/all/pass_at_3" in row for row in recorder.rows) == 3
+
+
+@pytest.mark.parametrize("generator", [{}, GYM], ids=["ours", "SkyRL's"])
+def test_failed_episodes_of_an_evaluation_are_counted_apart(skyrl_cfg, train, tasks, generator):
+    """All of one task, and one of the other: what is left has the scores of the episodes that were played."""
+    tasks[0].repo, tasks[2].repo = "all/failed", "some"
+    tasks[0].fails, tasks[2].fails = 3, 1
+    seen = []
+    limits = {"trainer.max_training_steps": 1, "trainer.eval_interval": 1, "generator.eval_n_samples_per_prompt": 3}
+    evaluated = [tasks[0], tasks[2]]
+    recorder, _ = train(
+        skyrl_cfg(**limits, **generator, **{"trainer.dump_eval_results": False}),
+        evaluated=evaluated,
+        evaluated_prompts=[[{"role": "user", "content": task.problem_statement}] for task in evaluated],
+        on_evaluation=lambda step, rollouts: seen.append([each for each in rollouts if not each.failure]),
+    )
+    first, last = (row for row in recorder.rows if "eval/all/avg_score" in row)
+    assert first["eval/all/environment/failures_sandbox"] == 4
+    assert first["eval/all/avg_score"] == first["eval/some/avg_score"] == sum(each.reward for each in seen[0]) / 2
+    assert "eval/all_failed/avg_score" not in first
+    assert last["eval/all/environment/failures_sandbox"] == 0
+    assert last["eval/all/avg_score"] == sum(each.reward for each in seen[1]) / 6
+
+
+def filtered(tasks: int) -> dict[str, object]:
+    """Dynamic sampling in steps of so many tasks."""
+    sizes = ("train_batch_size", "policy_mini_batch_size", "critic_mini_batch_size")
+    rows = ("micro_forward_batch_size_per_gpu", "micro_train_batch_size_per_gpu")
+    return {
+        "trainer.algorithm.dynamic_sampling.type": "filter",
+        **{f"trainer.{size}": tasks for size in sizes},
+        **{f"trainer.{size}": 8 * tasks for size in rows},
+    }
+
+
+def test_groups_without_a_difference_are_left_out_on_demand(skyrl_cfg, train, tasks):
+    """Only one task can be solved; what failed makes no difference."""
+    for task in tasks[:3]:
+        task.right = "none"
+    tasks[0].fails, tasks[3].fails = 2, 2
+    recorder, _ = train(skyrl_cfg(**filtered(1), **{"trainer.max_training_steps": 3}))
+    assert recorder.curve("trainer/global_step") == [1, 2, 3]
+    assert set(recorder.curve("generate/batch_num_seq")) == {8}
+    assert all(0 < reward < 1 for reward in recorder.curve())
+
+
+def test_groups_that_never_differ_end_the_run_in_one_line(skyrl_cfg, train, tasks):
+    for task in tasks:
+        task.right = "none"
+    with pytest.raises(MiniSandboxError, match="5 batches did not fill one training step"):
+        train(skyrl_cfg(**filtered(2), **{"trainer.algorithm.dynamic_sampling.max_sample_batches": 5}))
 
 
 def test_too_many_failed_episodes_end_the_run(skyrl_cfg, train, tasks):
