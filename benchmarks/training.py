@@ -1,0 +1,301 @@
+"""Whole trainings on a CPU, by their command: what is learnt, in which time, and what disturbances change.
+
+    python benchmarks/training.py [--json FILE] [--only PART,...] [--seeds 0,1] [--quick]
+
+Each part (curves, agreement, overhead, async, resume, faults) runs `python -m minisandbox_ray.train` on files of
+configs/cpu/, which are made for two cores; a run takes one to three minutes there, all parts three quarters of an hour.
+A reward is the mean of a step's episodes, "first" that of the first two steps, "final" that of the last five.
+
+- final_CONFIGURATION: by the worst of the seeds (at least 0.8). All curves, steps and seconds are in the table.
+- logprob_max_diff: of all tokens sampled, how far the sampler's log-probability was from the trainer's (at most 1e-4);
+  for the asynchronous configuration, whose weights differ on purpose, there is none.
+- overhead_share: of the time that an episode holds a sandbox, what is neither model, nor its commands, nor the tests;
+  without the cache of grades. See environment/overhead_share.
+- async_vs_sync_time: seconds of training of async_grpo over those of grpo, as many episodes, in turns, three seeds (at
+  most 1). Both curves are in the JSON. On two cores there is little to gain: rollouts keep both busy, and the
+  optimiser, whose time is what can be hidden, takes a tenth of a step.
+- resume_gap: a run is killed (SIGKILL) in its sixth step and resumed; the greatest difference between its rewards and
+  those of the run that was left alone (none).
+- fault_gap: sandboxes of a tenth of all episodes are killed while they run, and not played again; final reward of the
+  run that was left alone minus that of the disturbed one (at most 0.05). fault_share: how many of the episodes failed
+  by that, as counted under environment/.
+
+--quick: six steps and one seed, to see that it works; bars are then missed. What did not run is a null. Exit status 1
+if a bar is missed.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import procs
+from report import print_bars
+from rich.console import Console
+from rich.table import Table
+
+REPOSITORY = Path(__file__).parent.parent
+CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs/cpu").glob("*.yaml"))
+BARS = {
+    **{f"final_{name}": (">=", 0.8) for name in CONFIGS},
+    "logprob_max_diff": ("<=", 1e-4),
+    "async_vs_sync_time": ("<=", 1.0),
+    "resume_gap": ("<=", 0.0),
+    "fault_gap": ("<=", 0.05),
+}
+DIFFERENCE = "policy/rollout_train_logprobs_abs_diff_max"
+FAULT_SHARE = 0.1
+RESUMED = ("skyrl.trainer.max_training_steps=8", "skyrl.trainer.ckpt_interval=2")
+KILLED_AFTER = 5
+"""Steps in the record when the run is killed: one more than its last checkpoint's."""
+OVERHEAD_STEPS = 4
+
+Rows = list[dict[str, Any]]
+
+
+class Runs:
+    """Trainings in a directory; each is made once, however many parts ask for it."""
+
+    def __init__(self, directory: Path, is_quick: bool) -> None:
+        self._directory, self._is_quick = directory, is_quick
+        self._done: dict[tuple[str, ...], Rows] = {}
+
+    def rows(self, config: str, seed: int, *overrides: str) -> Rows:
+        """Metrics of its steps. Raises CalledProcessError."""
+        key = (config, str(seed), *overrides)
+        if key not in self._done:
+            self._done[key] = self.finish(self.start(config, seed, *overrides))
+        return self._done[key]
+
+    def start(self, config: str, seed: int, *overrides: str, run_dir: Path | None = None) -> subprocess.Popen[bytes]:
+        """The process of a training; it goes on with the one in ``run_dir``."""
+        resumed = [] if run_dir is None else ["resume=true"]
+        run_dir = run_dir or Path(tempfile.mkdtemp(prefix=f"{config}-{seed}-", dir=self._directory))
+        quick = ["skyrl.trainer.max_training_steps=6"] if self._is_quick else []
+        command = [sys.executable, "-m", "minisandbox_ray.train", f"config=configs/cpu/{config}.yaml", f"seed={seed}"]
+        command += ["tracking=console", f"run_dir={run_dir}", *quick, *overrides, *resumed]
+        log(" ".join(command[2:]))
+        with (run_dir / "output.txt").open("ab") as output:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
+        process.run_dir = run_dir  # type: ignore[attr-defined]
+        return process
+
+    def finish(self, process: subprocess.Popen[bytes]) -> Rows:
+        """Its metrics when it has ended. Raises CalledProcessError."""
+        if process.wait():
+            log(output_of(process)[-2000:])
+            raise subprocess.CalledProcessError(process.returncode, process.args)
+        return recorded(process)
+
+
+def output_of(process: Any) -> str:
+    """What a training said."""
+    return (process.run_dir / "output.txt").read_text(errors="replace")
+
+
+def recorded(process: Any) -> Rows:
+    """Metrics of the steps of a training, which may still run."""
+    from minisandbox_ray.telemetry import read_metrics
+
+    path = process.run_dir / "metrics.jsonl"
+    return read_metrics(path) if path.exists() else []
+
+
+def curve(rows: Rows) -> list[float]:
+    """Rewards by step."""
+    return [row["reward/avg_raw_reward"] for row in rows]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def summary(rows: Rows) -> dict[str, Any]:
+    """Of one training."""
+    rewards = curve(rows)
+    return {
+        "first": mean(rewards[:2]),
+        "final": mean(rewards[-5:]),
+        "steps": len(rows),
+        "episodes": int(sum(row["environment/episodes"] for row in rows)),
+        "failures": int(sum(row["environment/failures"] for row in rows)),
+        "seconds": sum(row["timing/step"] for row in rows),
+        "curve": rewards,
+    }
+
+
+def gap(one: list[float], other: list[float]) -> float:
+    """The greatest difference between two curves of the same length."""
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def keep_orphans() -> None:
+    """Whatever detaches itself, as the starter of sandboxes does, stays in this process's tree."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+class Killer:
+    """Kills sandboxes below this process (see ``keep_orphans``), as many as ``allowed`` says at the time."""
+
+    def __init__(self, allowed: Callable[[], float], seed: int) -> None:
+        self._allowed, self._random = allowed, random.Random(seed)
+        self._seen: set[tuple[int, str]] = set()
+        self.killed = 0
+
+    def once(self) -> None:
+        """Look at those that are there. Each that was not seen before has one chance in three, so that not only the
+        first ones of a step are hit."""
+        from chaos import is_init
+
+        for pid in procs.tree(os.getpid()):
+            with suppress(OSError):
+                identity = procs.identity(pid)
+                if identity in self._seen or not is_init(pid):
+                    continue
+                self._seen.add(identity)
+                if self.killed < self._allowed() and self._random.random() < 1 / 3:
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed += 1
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Until the end of the block, twenty times a second."""
+        over = threading.Event()
+
+        def work() -> None:
+            while not over.wait(0.05):
+                self.once()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def part_curves(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """Every configuration with every seed."""
+    found = {name: {seed: summary(runs.rows(name, seed)) for seed in seeds} for name in CONFIGS}
+    worst = {f"final_{name}": min(each["final"] for each in by_seed.values()) for name, by_seed in found.items()}
+    return worst | {"curves": found}
+
+
+def part_agreement(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """Over what curves has run as well."""
+    rows = [row for name in CONFIGS for row in runs.rows(name, seeds[0]) if DIFFERENCE in row]
+    return {"logprob_max_diff": max(row[DIFFERENCE] for row in rows)}
+
+
+def part_overhead(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """A few steps; the first one, which also starts the workers, does not count."""
+    steps = f"skyrl.trainer.max_training_steps={OVERHEAD_STEPS}"
+    rows = runs.rows("grpo", seeds[0], "grading.cache=false", steps)
+    return {"overhead_share": mean([row["environment/overhead_share"] for row in rows[1:]])}
+
+
+def part_async(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """In turns, as the machine may be busier at one time than at another."""
+    seeds = seeds if len(seeds) == 1 else [0, 1, 2]
+    found = {seed: {name: summary(runs.rows(name, seed)) for name in ("grpo", "async_grpo")} for seed in seeds}
+    seconds = [sum(by_name[name]["seconds"] for by_name in found.values()) for name in ("grpo", "async_grpo")]
+    return {"async_vs_sync_time": seconds[1] / seconds[0], "async_and_sync": found}
+
+
+def part_resume(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """Against the run that was left alone."""
+    alone = curve(runs.rows("grpo", seeds[0], *RESUMED))
+    process = runs.start("grpo", seeds[0], *RESUMED)
+    while process.poll() is None and len(recorded(process)) < KILLED_AFTER:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert len(recorded(process)) < len(alone), f"it ended before it was killed: {output_of(process)[-500:]}"
+    again = runs.start("grpo", seeds[0], *RESUMED, run_dir=process.run_dir)  # type: ignore[attr-defined]
+    resumed = curve(runs.finish(again))
+    return {"resume_gap": gap(alone, resumed), "resume_curves": {"alone": alone, "resumed": resumed}}
+
+
+def part_faults(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """A tenth of each step's episodes."""
+    alone = summary(runs.rows("grpo", seeds[0]))
+    per_step = alone["episodes"] / alone["steps"]
+    process = runs.start("grpo", seeds[0], "episode.replays=0")
+    killer = Killer(lambda: FAULT_SHARE * per_step * (len(recorded(process)) + 1), seeds[0])
+    with killer.at_work():
+        disturbed = summary(runs.finish(process))
+    return {
+        "fault_gap": alone["final"] - disturbed["final"],
+        "fault_share": disturbed["failures"] / disturbed["episodes"],
+        "fault_kills": killer.killed,
+        "fault_curves": {"alone": alone["curve"], "disturbed": disturbed["curve"]},
+    }
+
+
+PARTS = {
+    "curves": part_curves,
+    "agreement": part_agreement,
+    "overhead": part_overhead,
+    "async": part_async,
+    "resume": part_resume,
+    "faults": part_faults,
+}
+
+
+def show(curves: dict[str, dict[int, dict[str, Any]]]) -> None:
+    """A line for each training."""
+    table = Table("", "seed", "first", "final", "steps", "episodes", "minutes", title="mean rewards")
+    for name, by_seed in curves.items():
+        for seed, each in by_seed.items():
+            rewards = (f"{each['first']:.3f}", f"{each['final']:.3f}")
+            counts = (str(each["steps"]), str(each["episodes"]), f"{each['seconds'] / 60:.1f}")
+            table.add_row(name, str(seed), *rewards, *counts)
+    Console().print(table)
+
+
+def log(line: str) -> None:
+    """For who waits."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Print the figures; -> exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures by name to this file")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, separated by commas")
+    parser.add_argument("--seeds", default="0,1", help="of curves, separated by commas; other parts use the first")
+    parser.add_argument("--quick", action="store_true", help="six steps and one seed")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",")
+    if unknown := sorted(set(wanted) - set(PARTS)):
+        parser.error(f"no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    seeds = [int(seed) for seed in arguments.seeds.split(",")][: 1 if arguments.quick else None]
+    figures: dict[str, Any] = dict.fromkeys([*BARS, "overhead_share", "fault_share"])
+    keep_orphans()
+    with tempfile.TemporaryDirectory(prefix="training-", ignore_cleanup_errors=True) as place:
+        runs = Runs(Path(place), arguments.quick)
+        for part in wanted:
+            figures |= PARTS[part](runs, seeds)
+            short = {name: value for name, value in figures.items() if isinstance(value, float)}
+            log(f"{part} {json.dumps(short)}")
+            if arguments.json:  # what was measured is there, whatever comes next
+                arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    if "curves" in figures:
+        show(figures["curves"])
+    return int(print_bars(figures, BARS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
