@@ -2,10 +2,14 @@
 
 import hmac
 import json
+import os
 import re
 import secrets
+import threading
+import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +65,10 @@ class TestRun:
     """Modules that could not be collected."""
     exit_code: int = 0
     timed_out: bool = False
+    stalled: bool = False
+    """Whether it was ended because no test told anything for so long, see `run_tests`."""
+    unfinished: dict[str, Case] = field(default_factory=dict)
+    """What a run that timed out had told until then: these are no results."""
     limit: str | None = None
     """The sandbox's limit that the run hit, if any."""
     log: str = ""
@@ -89,6 +97,7 @@ def run_tests(
     targets: list[str],
     *,
     timeout: float = 300,
+    silence: float = 0,
     max_failures: int = 0,
     options: list[str] | None = None,
     variables: dict[str, str] | None = None,
@@ -99,7 +108,8 @@ def run_tests(
 ) -> TestRun:
     """Runs pytest on `targets` (files or directories) at /testbed.
 
-    `timeout` is in seconds; `max_failures` ends the run early (0: never). The functions of the `listed` tests are
+    `timeout` is in seconds; a run in which no test ends for `silence` seconds (0: any time) is ended as by it, once one
+    has. `max_failures` ends the run early (0: never). The functions of the `listed` tests are
     watched; `control` runs these alone, each with a failure at its end. `touched` are the files whose code is the
     agent's. Raises SandboxError if the sandbox fails.
     """
@@ -115,7 +125,9 @@ def run_tests(
         "control": control,
         "touched": sorted(touched),
     }
-    return run_witnessed(sandbox, argv, settings, timeout=timeout, variables=variables, log_chars=log_chars)
+    return run_witnessed(
+        sandbox, argv, settings, timeout=timeout, variables=variables, log_chars=log_chars, silence=silence
+    )
 
 
 def run_witnessed(
@@ -126,21 +138,24 @@ def run_witnessed(
     timeout: float,
     variables: dict[str, str] | None = None,
     log_chars: int,
+    silence: float = 0,
 ) -> TestRun:
     """Runs a program at /testbed that loads the witness, which gets the settings and a key. As `run_tests`."""
     variables = variables or {}
     path = variables.get("PYTHONPATH", sandbox.spec.env.get("PYTHONPATH", ""))
     report, log = _Report(secrets.token_bytes(32)), Tail(log_chars)
     settings = {**settings, "key": report.key.hex(), "path": path}
-    result = sandbox.execute(
-        argv,
-        stdin=json.dumps(settings).encode() + b"\n",
-        cwd="/testbed",
-        env=VARIABLES | variables | {"PYTHONPATH": f"{PLACE}:{path}" if path else PLACE},
-        timeout=timeout,
-        max_output=1 << 16,
-        on_output=lambda stream, data: (report if stream == 1 else log).add(data),
-    )
+    with _watched(report, silence) as watch:
+        result = sandbox.execute(
+            argv,
+            stdin=json.dumps(settings).encode() + b"\n",
+            cwd="/testbed",
+            env=VARIABLES | variables | {"PYTHONPATH": f"{PLACE}:{path}" if path else PLACE},
+            timeout=timeout,
+            max_output=1 << 16,
+            on_output=lambda stream, data: (report if stream == 1 else log).add(data),
+            stop=watch.stop,
+        )
     cases: dict[str, Case] = {}
     errors: list[str] = []
     if report.has_ended and not result.timed_out:
@@ -151,11 +166,49 @@ def run_witnessed(
         collection_errors=errors,
         exit_code=result.exit_code,
         timed_out=result.timed_out,
+        stalled=result.timed_out and watch.is_over,
+        unfinished=report.cases if result.timed_out else {},
         limit=limit,
         log=report.preface + log.text(),
         seconds=result.seconds,
         tampered=report.tampered,
     )
+
+
+@dataclass
+class _Watch:
+    """Of a run that may not be silent for long."""
+
+    stop: int | None = None
+    """A descriptor that is readable once it is to be ended."""
+    is_over: bool = False
+
+
+@contextmanager
+def _watched(report: "_Report", silence: float) -> Iterator[_Watch]:
+    """A watch over a run. No silence is too long if it is 0."""
+    watch, done = _Watch(), threading.Event()
+    if not silence:
+        yield watch
+        return
+    watch.stop, end = os.pipe()
+
+    def look() -> None:
+        while not done.wait(min(1, silence / 4)):
+            if report.cases and time.monotonic() - report.heard > silence:
+                watch.is_over = True
+                os.write(end, b"x")
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        done.set()
+        thread.join()
+        os.close(watch.stop)
+        os.close(end)
 
 
 def functions_of(tests: Collection[str]) -> dict[str, list[str]]:
@@ -176,6 +229,8 @@ class _Report:
         self.uncollected: list[str] = []
         self.tampered: list[str] = []
         self.has_ended = False
+        self.heard = time.monotonic()
+        """When it last told of a test."""
         self.preface = ""
         """What was printed before the witness was there: complaints of the interpreter or of pytest."""
         self._mac = hmac.new(key, digestmod="sha256")
@@ -221,6 +276,7 @@ class _Report:
             self.has_ended = True
         elif "test" in told:
             message, text, printed = (str(told.get(key, "")) for key in ("message", "text", "printed"))
+            self.heard = time.monotonic()
             test, case = str(told["test"]), Case(told["status"], message, text, float(told["seconds"]), printed)
             severity = _SEVERITY.index(case.status)
             # A test whose teardown failed too reports twice: the worst counts.

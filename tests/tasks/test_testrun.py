@@ -47,6 +47,14 @@ def test_a_run_without_an_end_tells_nothing(bench: Bench) -> None:
     assert (run.cases, run.exit_code) == ({}, 0)
 
 
+def test_a_run_in_which_no_test_ends_any_more_is_ended(bench: Bench) -> None:
+    with Sandbox(bench.env.sandbox_spec()) as sandbox:
+        sandbox.write_file("/testbed/tests/test_zz.py", b"import time\n\ndef test_end():\n    time.sleep(3000)\n")
+        run = run_tests(sandbox, bench.task.test_command, ["tests"], silence=3, timeout=600)
+    assert (run.cases, run.timed_out, run.stalled) == ({}, True, True)
+    assert set(IDS) <= run.unfinished.keys()
+
+
 def test_a_command_that_cannot_start_is_quoted(bench: Bench) -> None:
     with Sandbox(bench.env.sandbox_spec()) as sandbox:
         run = run_tests(sandbox, ["/venv/bin/pytest", "--no-such-option"], ["tests"])
