@@ -4,8 +4,9 @@
 
 LIST is by default the one beside this file, which `auto_build_select.py` drew. Nothing is known of a package but its
 source distribution. An environment is found if it builds and, in a sandbox without a network, the package's tests are
-collected and run twice, at most a fifth of them failing (`minisandbox_ray/tasks/automatic/trial.py`). None is left out
-or replaced; each failure is printed with its cause. What was found before comes from the cache unless --fresh. The exit
+collected and run twice, at most a fifth of them failing (`minisandbox_ray/tasks/automatic/trial.py`), but those, up to a
+half, which fail for what no environment has: a network, a service, what the distribution lacks. How many these are is
+printed beside. None is left out or replaced; each failure is printed with its cause. What was found before comes from the cache unless --fresh. The exit
 status is 0 if the share is at least 0.8.
 """
 
@@ -39,6 +40,8 @@ class Outcome:
     passing: int = 0
     failing: int = 0
     uncollected: int = 0
+    excused: int = 0
+    excuses: list[str] = field(default_factory=list)
     attempts: int = 0
     repairs: list[str] = field(default_factory=list)
     cause: str = ""
@@ -61,6 +64,7 @@ def build(line: str, config: AutomaticConfig) -> Outcome:
         outcome.found, outcome.python, outcome.repairs = True, found.spec.python, found.learned
         outcome.passing, outcome.failing = len(found.passing), len(found.failing)
         outcome.uncollected, outcome.attempts = len(found.uncollected), found.attempts
+        outcome.excused, outcome.excuses = len(found.excused), sorted(set(found.excused.values()))
     except MiniSandboxError as error:
         outcome.cause = first_line(error)
     outcome.seconds = round(time.monotonic() - started, 1)
@@ -69,12 +73,15 @@ def build(line: str, config: AutomaticConfig) -> Outcome:
 
 def show(outcomes: list[Outcome]) -> None:
     """For people."""
-    table = Table("package", "python", "pass", "fail", "attempts", "what it took, or why not", title="automatic builds")
+    table = Table(
+        "package", "python", "pass", "fail", "excused", "attempts", "what it took, or why not", title="automatic builds"
+    )
     for each in outcomes:
         words = "; ".join(each.repairs) if each.found else each.cause
         failing = str(each.failing + each.uncollected) if each.found else ""
         passing = str(each.passing) if each.found else "none"
-        table.add_row(f"{each.name} {each.version}", each.python, passing, failing, str(each.attempts or ""), words)
+        row = (passing, failing, str(each.excused or ""), str(each.attempts or ""), words)
+        table.add_row(f"{each.name} {each.version}", each.python, *row)
     Console(width=160).print(table)
 
 

@@ -21,7 +21,7 @@ _LARGEST = 1 << 20
 _LOG = 6000
 _PROMPT = """You repair the installation of a Python project so that its tests run under pytest, without a network.
 Answer with one JSON object and nothing else. All fields are optional; give only those to change:
-{"why": "one line", "python": "3.9", "strategy": "editable|no-isolation|metadata|path", "requirements": ["pip \
+{"why": "one line", "python": "3.9", "strategy": "editable|no-isolation|metadata|wheel|path", "requirements": ["pip \
 requirement", …], "build_requirements": […], "prepare": ["shell command at the repository's root before the \
 installation", …], "variables": {"NAME": "value"}, "exclude_newer": "2020-01-31 or empty", "options": ["pytest \
 option", …], "targets": ["test file or directory", …]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from packaging.markers import Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.utils import canonicalize_name
 
-from minisandbox_ray.tasks.automatic import pyproject, runners, setup_files
+from minisandbox_ray.tasks.automatic import django, pyproject, runners, setup_files
 from minisandbox_ray.tasks.automatic.imports import OF_TESTS, imported_by_tests, local_modules, project_of
 from minisandbox_ray.tasks.automatic.pyproject import Declared
 from minisandbox_ray.tasks.automatic.requirements import merged, name_of, parse, read_file
@@ -63,7 +63,7 @@ class Facts:
     version_variables: list[str] = field(default_factory=list)
     """Variables that tell the build tools the version, which they would ask git for."""
     import_path: str = ""
-    """Directory of the importable packages below the root: empty, or "src"."""
+    """Directory of the importable packages below the root: empty, "src" or another one of that kind."""
     targets: list[str] = field(default_factory=list)
     """Directories and files with tests."""
     runner: str = "pytest"
@@ -127,7 +127,7 @@ def detect(tree: SourceTree) -> Facts:
         has_compiled=any(path.endswith(_COMPILED) and not _SKIPPED.search(path) for path in tree.paths),
         has_setup_py="setup.py" in tree.paths,
         version_variables=sorted({_VERSION_VARIABLES[tool] for tool in tools & _VERSION_VARIABLES.keys()}),
-        import_path="src" if any(re.match(r"src/[^/]+/__init__\.py$", path) for path in tree.paths) else "",
+        import_path=_import_path(tree),
         targets=targets,
         runner=runner,
         pytest_options=settings.options,
@@ -137,6 +137,14 @@ def detect(tree: SourceTree) -> Facts:
         settings_module=settings_module,
         local_modules=frozenset(local_modules(tree)),
     )
+
+
+def _import_path(tree: SourceTree) -> str:
+    """Where sources in another language lie beside Python's, the latter are in a directory of their own."""
+    for folder in ("src", "python", "lib", "py"):
+        if any(re.match(rf"{folder}/[^/]+/__init__\.pyi?$", path) for path in tree.paths):
+            return "" if folder != "src" and f"{folder}/__init__.py" in tree.paths else folder
+    return ""
 
 
 def _first(values: Iterable[str]) -> str:
@@ -260,15 +268,8 @@ def _runner(
     tests = {path: text for path, text in tree.texts.items() if path.endswith(".py")}
     if any(re.search(r"^\s*(from|import) django\b", text, re.MULTILINE) for text in tests.values()):
         module = settings.settings_module or variables.get("DJANGO_SETTINGS_MODULE", "")
-        for path in ("manage.py", "runtests.py", "conftest.py", "tests/conftest.py", "tests/runtests.py", "tox.ini"):
-            match = re.search(r"""DJANGO_SETTINGS_MODULE["']?\]?[\s,:=]+["']?([\w.]+)""", tree.text(path))
-            module = module or (match[1] if match else "")
-        if not module:
-            candidates = sorted(
-                (path for path, text in tests.items() if "INSTALLED_APPS" in text and "settings" in path),
-                key=lambda path: ("test" not in path, path.count("/"), path),
-            )
-            module = candidates[0].removesuffix(".py").removesuffix("/__init__").replace("/", ".") if candidates else ""
+        if not django.is_configured(tree):
+            module = module or django.settings_module(tree)
         return ("django" if module or "pytest-django" in names else "pytest"), module
     if "pytest" in names or settings.text or any("import pytest" in text for text in tests.values()):
         return "pytest", ""

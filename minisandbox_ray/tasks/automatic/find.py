@@ -27,7 +27,7 @@ from minisandbox_ray.tasks.automatic.repairs import Failure, missing_system_pack
 from minisandbox_ray.tasks.automatic.tree import SourceTree, read_export, read_folder, read_sdist
 from minisandbox_ray.tasks.automatic.trial import Trial, attempt
 
-FORMAT = 1
+FORMAT = 2
 """Changes when the same source would be given another environment: part of every cached result's name."""
 WELL = 0.05
 """A share of failing tests that is not worth another attempt."""
@@ -70,6 +70,8 @@ class Found(BaseModel):
     """Tests that failed at least once: flaky ones too."""
     uncollected: list[str]
     """Test files that could not be collected."""
+    excused: dict[str, str]
+    """Of both, those that fail for what no environment has, and why."""
     learned: list[str]
     """Which repairs it took; test files that were left out are named here."""
     attempts: int
@@ -215,7 +217,14 @@ class _Search:
 
     def _attempt(self, plan: Plan) -> Trial:
         trial = attempt(
-            plan, self.source, self.facts, self.archives, self.store, self.config.suite_timeout, self.repo_mirror
+            plan,
+            self.source,
+            self.facts,
+            self.tree,
+            self.archives,
+            self.store,
+            self.config.suite_timeout,
+            self.repo_mirror,
         )
         self.tried.append(trial)
         self.log(
@@ -248,6 +257,7 @@ class _Search:
             passing=len(trial.passing),
             failing=len(trial.failing),
             uncollected=trial.uncollected,
+            excused=sorted(set(trial.excuses.values())),
             seconds=round(trial.seconds, 1),
             repairs=repairs,
             log=trial.log[-_LOG_CHARS:],
@@ -266,7 +276,8 @@ class _Search:
             # It is built: another way to install it would not change its tests. Another interpreter may.
             self.queue = deque(each for each in self.queue if each.python != plan.python)
             self._carry(plan)
-            if self._fails_everywhere(trial):
+            is_slow = not trial.stalled and "takes longer than" in trial.cause
+            if is_slow or trial.is_explained or self._fails_everywhere(trial):
                 self.queue.clear()
 
     def _fails_everywhere(self, trial: Trial) -> bool:
@@ -325,6 +336,7 @@ class _Search:
             passing=trial.passing,
             failing=trial.failing,
             uncollected=trial.uncollected,
+            excused=trial.excuses,
             learned=trial.plan.learned,
             attempts=len(self.tried),
             seconds=round(time.monotonic() - self.started, 1),

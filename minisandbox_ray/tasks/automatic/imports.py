@@ -103,8 +103,88 @@ PROJECTS = {
     "google": "",
     "azure": "",
     "src": "",
+    "aiohttp_retry": "aiohttp-retry",
+    "antlr4": "antlr4-python3-runtime",
+    "apt": "",
+    "consul": "python-consul",
+    "Crypto.Cipher": "pycryptodome",
+    "dbus": "dbus-python",
+    "dj_database_url": "dj-database-url",
+    "environ": "django-environ",
+    "email_validator": "email-validator",
+    "engineio": "python-engineio",
+    "faiss": "faiss-cpu",
+    "github": "PyGithub",
+    "gitlab": "python-gitlab",
+    "graphql": "graphql-core",
+    "haystack": "django-haystack",
+    "hamcrest": "PyHamcrest",
+    "igraph": "python-igraph",
+    "jenkins": "python-jenkins",
+    "keystoneclient": "python-keystoneclient",
+    "levenshtein": "python-Levenshtein",
+    "Levenshtein": "python-Levenshtein",
+    "lz4": "lz4",
+    "multipart": "python-multipart",
+    "mysql": "mysql-connector-python",
+    "nmap": "python-nmap",
+    "OpenGL": "PyOpenGL",
+    "opentelemetry": "opentelemetry-api",
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.semconv": "opentelemetry-semantic-conventions",
+    "opentelemetry.test": "opentelemetry-test-utils",
+    "pytest_lazyfixture": "pytest-lazy-fixture",
+    "oauth2_provider": "django-oauth-toolkit",
+    "paho": "paho-mqtt",
+    "pptx": "python-pptx",
+    "pwd": "",
+    "pyasn1_modules": "pyasn1-modules",
+    "pymysql": "PyMySQL",
+    "qdrant_client": "qdrant-client",
+    "rosdep": "",
+    "sentry_sdk": "sentry-sdk",
+    "socketio": "python-socketio",
+    "speech_recognition": "SpeechRecognition",
+    "sqlalchemy_utils": "SQLAlchemy-Utils",
+    "stdnum": "python-stdnum",
+    "telegram": "python-telegram-bot",
+    "tests_common": "",
+    "tlz": "toolz",
+    "unidiff": "unidiff",
+    "uwsgi": "",
+    "utils": "",
+    "helpers": "",
+    "common": "",
+    "vcr": "vcrpy",
+    "factory": "factory-boy",
+    "flask_login": "Flask-Login",
+    "webob": "WebOb",
+    "webtest": "WebTest",
+    "xmlsec": "xmlsec",
+    "ee": "earthengine-api",
+    "win32pipe": "",
+    "winreg": "",
+    "_winapi": "",
+    "pythoncom": "",
 }
 """Projects that are not called as their module. Empty: no project has it, or it can't be told which."""
+
+NAMESPACES = {
+    "google.cloud": "-",
+    "azure.mgmt": "-",
+    "azure": "-",
+    "opentelemetry.instrumentation": "-",
+    "opentelemetry.exporter": "-",
+    "sphinxcontrib": "-",
+    "zope": ".",
+    "jaraco": ".",
+    "backports": ".",
+    "collective": ".",
+    "plone": ".",
+    "repoze": ".",
+}
+"""Packages that many projects share, each called as its part of them, with what its name has between the two."""
 
 # fmt: off
 OF_TESTS = frozenset([
@@ -134,6 +214,10 @@ def project_of(module: str) -> str:
     the sandboxes of this environment only.
     """
     parts = module.split(".")
+    for namespace, join in NAMESPACES.items():
+        inner = module.removeprefix(f"{namespace}.").split(".")
+        if module.startswith(f"{namespace}.") and inner[0].islower():
+            return f"{namespace}.{inner[0]}".replace(".", join).replace("_", "-")
     for count in range(min(len(parts), 2), 0, -1):
         name = ".".join(parts[:count])
         if name in PROJECTS:

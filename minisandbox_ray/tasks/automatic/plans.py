@@ -15,7 +15,7 @@ from minisandbox_ray.environments import EnvSpec, Interpreter, Source
 from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
 from minisandbox_ray.tasks.automatic.requirements import name_of
 
-Strategy = Literal["editable", "no-isolation", "metadata", "path"]
+Strategy = Literal["editable", "no-isolation", "metadata", "wheel", "path"]
 
 RELEASED = {
     6: "2016-12-23",
@@ -49,8 +49,9 @@ class Plan(BaseModel):
     """Interpreter version."""
     strategy: Strategy = "editable"
     """`editable`: pip install -e. `no-isolation`: the same, with `build_requirements` instead of a build environment of
-    the project's wishes. `metadata`: installed, then all but the metadata removed in favour of /testbed. `path`: only
-    the requirements are installed, /testbed is put on the import path."""
+    the project's wishes. `metadata`: installed, then all but the metadata removed in favour of /testbed. `wheel`: the
+    same with the release that the index has, for its compiled parts. `path`: only the requirements are installed,
+    /testbed is put on the import path."""
     requirements: list[str] = []
     """What is installed together with the project."""
     build_requirements: list[str] = []
@@ -78,6 +79,19 @@ class Plan(BaseModel):
     def test_command(self) -> list[str]:
         """How its tests are started."""
         return ["/venv/bin/pytest", *self.options]
+
+    @property
+    def may_limit_tests(self) -> bool:
+        """Whether a time limit per test is still to be tried."""
+        return "pytest-timeout" not in map(name_of, self.requirements)
+
+    def of_files(self, why: str, kept: list[str], files: list[str]) -> "Plan":
+        """A copy that runs some of the test files: told by what is shorter, these or the others."""
+        dropped = [file for file in files if file not in kept]
+        if len(dropped) > len(kept):
+            return self.changed(why, targets=kept)
+        targets = [target for target in self.targets if target not in dropped]
+        return self.changed(why, targets=targets, options=[*self.options, *(f"--ignore={file}" for file in dropped)])
 
     def changed(self, why: str, **changes: Any) -> "Plan":
         """A copy that remembers why."""
@@ -107,8 +121,9 @@ class Plan(BaseModel):
             install.append(f"{pip} -e . {wanted}")
         elif self.strategy == "no-isolation":
             install.append(f"{pip} --no-build-isolation -e . {wanted}")
-        elif self.strategy == "metadata":
-            install.append(f"{pip} . {wanted}")
+        elif self.strategy in {"metadata", "wheel"}:
+            released = f"--only-binary {facts.name} {facts.name}=={facts.version}"
+            install.append(f"{pip} {'.' if self.strategy == 'metadata' else released} {wanted}")
             install.append(
                 f"python - {shlex.quote(facts.name)} {root} <<'END'\n{_STRIP.read_text(encoding='utf-8')}END"
             )
@@ -119,7 +134,7 @@ class Plan(BaseModel):
                 f"{pip} {shlex.join([*(text for text in own if name_of(text) not in known), *self.requirements])}"
             )
         places = ["/testbed", *(f"/testbed/{path}" for path in self.paths)]
-        if root not in places and self.strategy in {"metadata", "path"}:
+        if root not in places and self.strategy in {"metadata", "wheel", "path"}:
             places.insert(0, root)
         find = "import sysconfig; print(sysconfig.get_path('purelib'))"
         lines = " ".join(map(shlex.quote, places))

@@ -6,16 +6,27 @@ that a search over them ends.
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from minisandbox_ray.tasks.automatic import django
+from minisandbox_ray.tasks.automatic import directory, django
 from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
 from minisandbox_ray.tasks.automatic.imports import OF_TESTS, PROJECTS, project_of
 from minisandbox_ray.tasks.automatic.plans import Plan, build_tools
 from minisandbox_ray.tasks.automatic.requirements import name_of, parse
+from minisandbox_ray.tasks.automatic.tables import (
+    FIXTURES,
+    HEADERS,
+    LIBRARIES,
+    LOOK_ALIKES,
+    MARKS,
+    OPTIONS,
+    PROGRAMS,
+    SYSTEM_PROGRAMS,
+)
 from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests
 from minisandbox_ray.tasks.automatic.trial import Trial
 
@@ -47,200 +58,6 @@ class Failure:
 
 
 Repair = Callable[[Failure], Plan | None]
-
-FIXTURES = {
-    "mocker": "pytest-mock",
-    "class_mocker": "pytest-mock",
-    "module_mocker": "pytest-mock",
-    "session_mocker": "pytest-mock",
-    "benchmark": "pytest-benchmark",
-    "httpserver": "pytest-httpserver",
-    "requests_mock": "requests-mock",
-    "httpx_mock": "pytest-httpx",
-    "respx_mock": "respx",
-    "responses": "pytest-responses",
-    "aiohttp_client": "pytest-aiohttp",
-    "aiohttp_server": "pytest-aiohttp",
-    "test_client": "pytest-sanic",
-    "test_cli": "pytest-sanic",
-    "freezer": "pytest-freezer",
-    "time_machine": "time-machine",
-    "snapshot": "syrupy",
-    "datadir": "pytest-datadir",
-    "shared_datadir": "pytest-datadir",
-    "data_regression": "pytest-regressions",
-    "file_regression": "pytest-regressions",
-    "num_regression": "pytest-regressions",
-    "faker": "Faker",
-    "db": "pytest-django",
-    "client": "pytest-django",
-    "admin_client": "pytest-django",
-    "rf": "pytest-django",
-    "settings": "pytest-django",
-    "django_user_model": "pytest-django",
-    "django_assert_num_queries": "pytest-django",
-    "transactional_db": "pytest-django",
-    "live_server": "pytest-django",
-    "event_loop": "pytest-asyncio<1",
-    "unused_tcp_port": "pytest-asyncio",
-    "unused_tcp_port_factory": "pytest-asyncio",
-    "anyio_backend": "anyio",
-    "nursery": "pytest-trio",
-    "autojump_clock": "pytest-trio",
-    "qtbot": "pytest-qt",
-    "fs": "pyfakefs",
-    "subtests": "pytest-subtests",
-    "vcr": "pytest-vcr",
-    "vcr_cassette": "pytest-vcr",
-    "script_runner": "pytest-console-scripts",
-    "redisdb": "pytest-redis",
-    "postgresql": "pytest-postgresql",
-    "httpbin": "pytest-httpbin",
-    "localserver": "pytest-localserver",
-    "smtpserver": "pytest-localserver",
-    "capture": "testfixtures",
-    "testdir": "",
-    "pytester": "",
-    "image_diff": "pytest-image-diff",
-    "socket_enabled": "pytest-socket",
-    "socket_disabled": "pytest-socket",
-    "caplog": "pytest-catchlog",
-    "cov": "pytest-cov",
-    "betamax_session": "betamax",
-    "dash_duo": "dash[testing]",
-    "jp_fetch": "pytest-jupyter[server]",
-    "app": "",
-    "fake_process": "pytest-subprocess",
-    "fp": "pytest-subprocess",
-    "lazy_fixture": "pytest-lazy-fixture",
-    "worker_id": "pytest-xdist",
-    "testrun_uid": "pytest-xdist",
-    "stdin_mock": "",
-    "original_datadir": "pytest-datadir",
-    "lazy_datadir": "pytest-datadir",
-    "celery_app": "celery[pytest]",
-    "celery_worker": "celery[pytest]",
-    "mock_server": "",
-    "recwarn": "",
-    "check": "pytest-check",
-    "order": "pytest-order",
-    "mongodb": "pytest-mongodb",
-    "inline_snapshot": "inline-snapshot",
-    "patch_uuid": "",
-    "log": "pytest-structlog",
-}
-"""Projects whose plugin has a fixture. Empty: pytest's own, or anybody's."""
-
-OPTIONS = {
-    "--cov": "pytest-cov",
-    "--no-cov": "pytest-cov",
-    "--numprocesses": "pytest-xdist",
-    "--dist": "pytest-xdist",
-    "--maxprocesses": "pytest-xdist",
-    "-n": "pytest-xdist",
-    "--timeout": "pytest-timeout",
-    "--reruns": "pytest-rerunfailures",
-    "--benchmark": "pytest-benchmark",
-    "--doctest-plus": "pytest-doctestplus",
-    "--doctest-rst": "pytest-doctestplus",
-    "--ds": "pytest-django",
-    "--dc": "pytest-django",
-    "--reuse-db": "pytest-django",
-    "--create-db": "pytest-django",
-    "--nomigrations": "pytest-django",
-    "--no-migrations": "pytest-django",
-    "--asyncio-mode": "pytest-asyncio",
-    "--html": "pytest-html",
-    "--random-order": "pytest-random-order",
-    "--randomly": "pytest-randomly",
-    "--disable-socket": "pytest-socket",
-    "--allow-hosts": "pytest-socket",
-    "--allow-unix-socket": "pytest-socket",
-    "--record-mode": "pytest-recording",
-    "--block-network": "pytest-recording",
-    "--vcr": "pytest-vcr",
-    "--hypothesis": "hypothesis",
-    "--snapshot": "syrupy",
-    "--force-regen": "pytest-regressions",
-    "--markdown-docs": "pytest-markdown-docs",
-    "--order": "pytest-order",
-    "--env": "pytest-env",
-    "--aiohttp": "pytest-aiohttp",
-    "--dead-fixtures": "pytest-deadfixtures",
-}
-"""Projects whose plugin has a command-line option that begins so. Linters' are left out: those are switched off."""
-
-MARKS = {
-    "asyncio": "pytest-asyncio",
-    "django_db": "pytest-django",
-    "anyio": "anyio",
-    "trio": "pytest-trio",
-    "twisted": "pytest-twisted",
-    "gen_test": "pytest-tornado",
-    "tornado": "pytest-tornado",
-    "freeze_time": "pytest-freezer",
-    "vcr": "pytest-recording",
-    "datafiles": "pytest-datafiles",
-    "responses": "pytest-responses",
-    "httpx_mock": "pytest-httpx",
-    "enable_socket": "pytest-socket",
-    "dependency": "pytest-dependency",
-}
-
-HEADERS = {
-    "libpq-fe.h": "libpq-dev",
-    "pg_config": "libpq-dev",
-    "mysql.h": "default-libmysqlclient-dev",
-    "mysql_config": "default-libmysqlclient-dev",
-    "ldap.h": "libldap2-dev",
-    "lber.h": "libldap2-dev",
-    "sasl/sasl.h": "libsasl2-dev",
-    "gssapi.h": "libkrb5-dev",
-    "gssapi/gssapi.h": "libkrb5-dev",
-    "krb5-config": "libkrb5-dev",
-    "libxml/xpath.h": "libxml2-dev libxslt1-dev",
-    "xslt-config": "libxslt1-dev",
-    "xmlsec": "libxmlsec1-dev",
-    "openssl/ssl.h": "libssl-dev",
-    "ffi.h": "libffi-dev",
-    "zmq.h": "libzmq3-dev",
-    "curl-config": "libcurl4-openssl-dev",
-    "snappy-c.h": "libsnappy-dev",
-    "sql.h": "unixodbc-dev",
-    "portaudio.h": "portaudio19-dev",
-    "cups/http.h": "libcups2-dev",
-    "dbus/dbus.h": "libdbus-1-dev",
-    "dbus-1": "libdbus-1-dev",
-    "glib.h": "libglib2.0-dev",
-    "cairo.h": "libcairo2-dev",
-    "gdal-config": "libgdal-dev",
-    "gdal.h": "libgdal-dev",
-    "geos_c.h": "libgeos-dev",
-    "hdf5.h": "libhdf5-dev",
-    "jpeglib.h": "libjpeg-dev",
-    "png.h": "libpng-dev",
-    "zlib.h": "zlib1g-dev",
-    "lzma.h": "liblzma-dev",
-    "bzlib.h": "libbz2-dev",
-    "sqlite3.h": "libsqlite3-dev",
-    "yaml.h": "libyaml-dev",
-    "gmp.h": "libgmp-dev",
-    "librdkafka/rdkafka.h": "librdkafka-dev",
-    "systemd/sd-daemon.h": "libsystemd-dev",
-    "usb.h": "libusb-1.0-0-dev",
-    "alsa/asoundlib.h": "libasound2-dev",
-    "leveldb/db.h": "libleveldb-dev",
-    "db.h": "libdb-dev",
-    "tdb.h": "libtdb-dev",
-    "augeas.h": "libaugeas-dev",
-    "uuid/uuid.h": "uuid-dev",
-    "boost/python.hpp": "libboost-python-dev",
-    "Rust compiler": "rustc cargo",
-    "swig": "swig",
-    "cmake": "cmake",
-    "gfortran": "gfortran",
-}
-"""Debian's packages that have a header or program."""
 
 
 def missing_system_package(log: str) -> tuple[str, list[str]]:
@@ -316,7 +133,7 @@ def missing_build_module(failure: Failure) -> Plan | None:
         wanted = [project] if project else []
         if canonicalize_name(top) == canonicalize_name(facts.name):
             continue
-        if not wanted or plan.strategy in {"metadata", "path"}:
+        if not wanted or plan.strategy in {"metadata", "wheel", "path"}:
             continue
         base = plan.build_requirements or build_tools(facts, (3, failure.minor))
         # setup.py may import the project itself, and so whatever that needs.
@@ -362,7 +179,7 @@ def young_setuptools(failure: Failure) -> Plan | None:
 
 def _without_isolation(failure: Failure, setuptools: str, why: str) -> Plan | None:
     plan = failure.plan
-    if plan.strategy in {"metadata", "path"}:
+    if plan.strategy in {"metadata", "wheel", "path"}:
         return None
     others = [text for text in plan.build_requirements if name_of(text) not in {"setuptools", "wheel"}]
     tools = [*build_tools(failure.facts, (3, failure.minor), setuptools)]
@@ -430,6 +247,19 @@ def system_package(failure: Failure) -> Plan | None:
     return failure.plan.changed(", ".join(more), system_packages=[*failure.plan.system_packages, *more])
 
 
+def own_wheel(failure: Failure) -> Plan | None:
+    """Sources in another language that can't be compiled here: a source distribution's release may have a wheel."""
+    said = (
+        r"cargo|rustc|maturin|[Cc][Mm]ake|meson|fatal error:|command '[^']*(gcc|g\+\+|cc|swig|go)' failed|error: linker"
+    )
+    is_release = "PKG-INFO" in failure.tree.paths and failure.facts.name and failure.facts.version
+    if not failure.in_build or not is_release or not re.search(said, failure.log):
+        return None
+    if failure.plan.strategy in {"wheel", "path"}:
+        return None
+    return failure.plan.changed("compiled parts of its wheel", strategy="wheel", build_requirements=[])
+
+
 def failing_requirement(failure: Failure) -> Plan | None:
     """A requirement of the tests that can't be built here: they may do without."""
     if not failure.in_build:
@@ -443,6 +273,79 @@ def failing_requirement(failure: Failure) -> Plan | None:
 
 
 # What pytest says
+
+
+def missing_program(failure: Failure) -> Plan | None:
+    """A program that tests or the build call: of a project on the index, or of Debian's."""
+    said = r"No such file or directory: '([\w.+-]+)'|(?:sh|bash): (?:line )?\d*:? ?([\w.+-]+): (?:command )?not found"
+    plan, why = failure.plan, list[str]()
+    names = {name_of(text) for text in (plan.build_requirements if failure.in_build else plan.requirements)}
+    for pair in dict.fromkeys(re.findall(said, failure.log)):
+        program = pair[0] or pair[1]
+        project, package = PROGRAMS.get(program, ""), SYSTEM_PROGRAMS.get(program, "")
+        if project and name_of(project) not in names:
+            names.add(name_of(project))
+            place = "build_requirements" if failure.in_build else "requirements"
+            plan, why = plan.model_copy(update={place: [*getattr(plan, place), project]}), [*why, project]
+        elif package and package not in plan.system_packages:
+            plan = plan.model_copy(update={"system_packages": [*plan.system_packages, package]})
+            why.append(package)
+    return plan.changed(", ".join(why)) if why else None
+
+
+def missing_library(failure: Failure) -> Plan | None:
+    """A shared library of Debian's."""
+    plan = failure.plan
+    said = (
+        r"(lib[A-Za-z_]\w*?)(?:-[\d.]+)?\.so[\w.]*: cannot open|[Ff]ailed to find (libmagic)|no library called \"(\w+)"
+    )
+    for words in dict.fromkeys(re.findall(said, failure.log)):
+        name = next(filter(None, words))
+        package = LIBRARIES.get(name if name.startswith("lib") else f"lib{name}", "")
+        if package and package not in plan.system_packages:
+            return plan.changed(package, system_packages=[*plan.system_packages, package])
+    return None
+
+
+def look_alike(failure: Failure) -> Plan | None:
+    """A project whose module is called like that of the one which was meant."""
+    for said, wrong, right in LOOK_ALIKES:
+        if not failure.in_build and re.search(said, failure.log):
+            found = failure.plan.without_requirement(wrong, f"{right} instead of {wrong}")
+            if found is not None:
+                return found.model_copy(update={"requirements": [*found.requirements, right]})
+    return None
+
+
+def other_directory(failure: Failure) -> Plan | None:
+    """Files that tests name from the directory which they are meant to run in."""
+    if failure.in_build or directory.OPTION in failure.plan.options:
+        return None
+    folders = Counter[str]()
+    for named in re.findall(r"No such file or directory: '((?:\./)?[\w-][^'\n/]*(?:/[^'\n/]+)*)'", failure.log):
+        path = posixpath.normpath(named)
+        if path not in failure.tree.paths and "." in posixpath.basename(path):
+            places = {each[: -len(path) - 1] for each in failure.tree.paths if each.endswith(f"/{path}")}
+            folders.update(sorted(places, key=lambda place: (place.count("/"), place))[:1])
+    if not folders:
+        return None
+    folder = folders.most_common(1)[0][0]
+    plan = failure.plan
+    return plan.changed(
+        f"tests run in {folder}",
+        prepare=[*plan.prepare, directory.install_command(folder)],
+        options=[*plan.options, "-p", directory.OPTION],
+    )
+
+
+def editable_loader(failure: Failure) -> Plan | None:
+    """An editable install that wants to compile again whenever it is imported."""
+    said = r"_editable_loader|_editable_impl|meson-python|editable.*rebuild|scikit_build_core.*editable"
+    if failure.in_build or failure.plan.strategy not in {"editable", "no-isolation"}:
+        return None
+    if not re.search(said, failure.log):
+        return None
+    return failure.plan.changed("no editable install", strategy="metadata", build_requirements=[])
 
 
 def missing_module(failure: Failure) -> Plan | None:
@@ -557,8 +460,14 @@ def async_tests(failure: Failure) -> Plan | None:
 def other_asyncio(failure: Failure) -> Plan | None:
     """A pytest-asyncio of another time than the tests'."""
     said = r"fixture 'event_loop' not found|There is no current event loop|asyncio_mode|requested an async fixture"
+    said += r"|Event loop is closed|attached to a different loop|must be called from async context"
     if failure.in_build or not re.search(said, failure.log):
         return None
+    # The oldest that the project allows is the one that it was written with.
+    for text in failure.facts.test_requirements:
+        match = re.fullmatch(r"pytest-asyncio\s*>=\s*(\d+\.\d+\.\d+)", text.partition(";")[0].strip())
+        if match and (found := failure.plan.with_requirement(f"pytest-asyncio~={match[1]}", "pytest-asyncio of then")):
+            return found
     return failure.plan.with_requirement("pytest-asyncio<0.24", "pytest-asyncio before 0.24")
 
 
@@ -632,12 +541,14 @@ def missing_plugin_of_the_tree(failure: Failure) -> Plan | None:
     """A plugin that addopts name, and that neither the tree nor an installed project has."""
     if failure.in_build or not re.search(r"Error importing plugin", failure.log):
         return None
+    if not re.search(r"(^|\s)-p", failure.facts.pytest_options):
+        return None
     return _options(failure, ["-o", "addopts="], "without addopts")
 
 
 def hopeless_conftest(failure: Failure) -> Plan | None:
     """A conftest.py that imports what nobody has: some tests may do without it."""
-    if failure.in_build or not re.search(r"ImportError while loading conftest", failure.log):
+    if failure.in_build or not re.search(r"ImportError while loading conftest|Error importing plugin", failure.log):
         return None
     return _options(failure, ["--noconftest"], "without conftest.py")
 
@@ -658,14 +569,9 @@ def django_settings(failure: Failure) -> Plan | None:
     if failure.in_build or not re.search(said, failure.log):
         return None
     plan = failure.plan.with_requirement("pytest-django", "pytest-django") or failure.plan
-    if "DJANGO_SETTINGS_MODULE" not in plan.variables and "settings.configure(" not in failure.tree.text("conftest.py"):
-        candidates = sorted(
-            (path for path, text in failure.tree.texts.items() if "INSTALLED_APPS" in text and "settings" in path),
-            key=lambda path: ("test" not in path, path.count("/"), path),
-        )
-        if candidates:
-            module = candidates[0].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        else:
+    if "DJANGO_SETTINGS_MODULE" not in plan.variables and not django.is_configured(failure.tree):
+        module = django.settings_module(failure.tree)
+        if not module:
             module = django.MODULE
             plan = plan.model_copy(update={"prepare": [*plan.prepare, django.install_command(failure.tree)]})
         variables = {**plan.variables, "DJANGO_SETTINGS_MODULE": module}
@@ -685,6 +591,7 @@ AGED = (
     (r"unexpected keyword argument '(app|proxies)'", "httpx<0.28"),
     (r"cannot import name 'DEFAULT_CIPHERS' from 'urllib3|No module named 'urllib3\.packages\.six", "urllib3<2"),
     (r"No module named '?(pkg_resources)'?", "setuptools<81"),
+    (r"No time zone found with key|ZoneInfoNotFoundError", "tzdata"),
     (r"cannot import name '(Mapping|MutableMapping|Iterable|Callable)' from 'collections'", ""),
 )
 """Incompatible changes of much used projects, for sources whose date is not known."""
@@ -706,10 +613,11 @@ def aged_dependency(failure: Failure) -> Plan | None:
 
 def endless(failure: Failure) -> Plan | None:
     """A test that waits for what never comes: it is ended, the others go on."""
-    if failure.in_build or "takes longer than" not in failure.trial.cause or failure.trial.stage == "collect":
+    is_endless = failure.trial.stalled or "takes longer than" in failure.trial.cause
+    if failure.in_build or not is_endless or failure.trial.stage == "collect":
         return None
     found = failure.plan.with_requirement("pytest-timeout", "a time limit per test")
-    if found is None or name_of("pytest-timeout") in {name_of(text) for text in failure.plan.requirements}:
+    if found is None or not failure.plan.may_limit_tests:
         return None
     return found.model_copy(update={"options": [*found.options, "--timeout=10"]})
 
@@ -744,13 +652,18 @@ REPAIRS: tuple[Repair, ...] = (
     old_setuptools,
     young_setuptools,
     binary_instead,
+    missing_program,
     system_package,
     missing_build_module,
+    own_wheel,
     failing_requirement,
     unknown_option,
     missing_plugins,
     missing_module,
     missing_fixture,
+    missing_library,
+    look_alike,
+    editable_loader,
     django_settings,
     old_pytest,
     conflicting_names,
@@ -760,6 +673,7 @@ REPAIRS: tuple[Repair, ...] = (
     warnings_as_errors,
     aged_dependency,
     newer_pytest,
+    other_directory,
     missing_plugin_of_the_tree,
     hopeless_conftest,
     bad_configuration,

@@ -65,6 +65,30 @@ def test_a_tree_that_needs_a_repair(cache: Path, tmp_path: Path) -> None:
     assert find_environment(source, archives=archives, store=store, config=config) == found
 
 
+def test_of_a_suite_without_time_the_files_that_end_are_kept(cache: Path, tmp_path: Path) -> None:
+    source = write(
+        tmp_path,
+        {
+            "setup.py": SETUP,
+            "demo.py": "",
+            "tests/test_a.py": "def test_quick():\n    pass\n",
+            "tests/test_b.py": "import time\n\n\ndef test_slow():\n    time.sleep(600)\n",
+            "tests/test_c.py": "from tests.lost import it\n",
+        },
+    )
+    config = AutomaticConfig(attempts=1, suite_timeout=30)
+    archives, store = cache / "archives", NodeStore(cache / "store")
+    try:
+        found = find_environment(source, archives=archives, store=store, config=config)
+    except BuildError as error:
+        skip_without_index(error)
+        raise
+    assert found.passing == ["tests/test_a.py::test_quick"]
+    assert found.test_command[1:] == ["--ignore=tests/test_b.py"]
+    assert found.learned == ["1 of 2 test files: all take longer than 30 s"]
+    assert found.excused == {"tests/test_c.py": "its source tree lacks the module tests.lost"}
+
+
 def test_what_no_repair_knows_the_advisor_may(cache: Path, tmp_path: Path, endpoint: Endpoint) -> None:
     source = write(
         tmp_path,

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from minisandbox_ray.environments import Source
+from minisandbox_ray.tasks.automatic.django import configured
 from minisandbox_ray.tasks.automatic.facts import Facts
 from minisandbox_ray.tasks.automatic.plans import Plan
 from minisandbox_ray.tasks.automatic.repairs import Failure, missing_system_package, repaired
@@ -68,6 +70,12 @@ def next_plan(
             "no_version",
             {"variables": {"SETUPTOOLS_SCM_PRETEND_VERSION": "1.2"}},
         ),
+        (
+            "/bin/sh: 1: swig: not found",
+            "system_package",
+            {"system_packages": ["swig"]},
+        ),
+        ("bash: line 3: meson: command not found", "missing_program", {"build_requirements": ["meson"]}),
         ("  ERROR: Failed building wheel for mock", "failing_requirement", {"requirements": ["pytest"]}),
     ],
 )
@@ -116,12 +124,48 @@ def test_a_failed_build(log: str, repair: str, changes: dict[str, object]) -> No
         ),
         ("E   DeprecationWarning: pkg is deprecated", "warnings_as_errors", {"options": ["-W", "default"]}),
         ("AttributeError: module 'numpy' has no attribute 'float'", "aged_dependency", {}),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'uv'",
+            "missing_program",
+            {"requirements": ["mock==1.0", "pytest", "uv"]},
+        ),
+        ("sh: 1: dot: not found", "missing_program", {"system_packages": ["graphviz"]}),
+        (
+            "ImportError: libGL.so.1: cannot open shared object file: No such file",
+            "missing_library",
+            {"system_packages": ["libgl1"]},
+        ),
+        ("E   RuntimeError: Event loop is closed", "other_asyncio", {}),
     ],
 )
 def test_tests_that_do_not_run(log: str, repair: str, changes: dict[str, object]) -> None:
     name, plan = next_plan(log, "collect")
     assert name == repair
     assert {key: getattr(plan, key) for key in changes} == changes
+
+
+def test_a_release_that_cannot_be_compiled_here_may_have_a_wheel() -> None:
+    log = "error: can't find cargo\n  💥 maturin failed"
+    assert next_plan(log, "build")[0] == "", "a working tree has no wheel"
+    name, plan = next_plan(log, "build", paths=("PKG-INFO",))
+    assert (name, plan.strategy) == ("own_wheel", "wheel")
+    assert (
+        "--only-binary demo demo==1.2" in plan.spec(Source(kind="sdist", name="demo", version="1.2"), FACTS).install[0]
+    )
+
+
+def test_the_project_that_shares_a_module_s_name_takes_the_other_s_place() -> None:
+    plan = PLAN.changed("", requirements=["python-dotenv", "pytest"])
+    name, plan = next_plan("E  AttributeError: module 'dotenv' has no attribute 'read_dotenv'", "collect", plan)
+    assert (name, plan.requirements) == ("look_alike", ["pytest", "django-dotenv"])
+
+
+def test_tests_that_name_files_from_their_own_directory_run_there() -> None:
+    log = "E   FileNotFoundError: [Errno 2] No such file or directory: 'data/a.json'"
+    name, plan = next_plan(log, "tests", paths=("tests/data/a.json", "tests/test_a.py"))
+    assert (name, plan.options) == ("other_directory", ["-p", "testbed_directory"])
+    assert "'tests'" in plan.prepare[0].replace("'\"'\"'", "'")
+    assert next_plan(log, "tests", plan, paths=("tests/data/a.json",))[0] == ""
 
 
 def test_a_helper_beside_the_tests_is_found_before_the_index_is_asked() -> None:
@@ -145,6 +189,8 @@ def test_what_the_index_does_not_have_is_not_asked_for_again() -> None:
     assert next_plan(log, "collect", plan)[0] == ""
     name, plan = next_plan(f"ImportError while loading conftest '/testbed/conftest.py'.\n{log}", "collect", plan)
     assert (name, plan.options) == ("hopeless_conftest", ["--noconftest"])
+    log = "ImportError: Error importing plugin \"tests.lost\": No module named 'tests.lost'"
+    assert next_plan(log, "collect")[0] == "hopeless_conftest"
 
 
 def test_a_django_app_without_settings_gets_some() -> None:
@@ -155,6 +201,21 @@ def test_a_django_app_without_settings_gets_some() -> None:
     settings: dict[str, object] = {}
     exec(written, settings)
     assert settings["INSTALLED_APPS"][-1] == "waffle" and settings["ROOT_URLCONF"] == "waffle.tests.urls"  # type: ignore[index]
+
+
+def test_what_a_script_configures_becomes_django_s_settings() -> None:
+    script = """import os
+import django
+from django.conf import settings
+APPS = ["waffle"]
+BASE = os.path.dirname(__file__)
+settings.configure(INSTALLED_APPS=["django.contrib.auth", *APPS], TEMPLATE_DIR=os.path.join(BASE, "templates"))
+django.setup()
+"""
+    written: dict[str, object] = {}
+    exec(configured(SourceTree(frozenset(["runtests.py"]), {"runtests.py": script})), written)
+    assert written["INSTALLED_APPS"] == ["django.contrib.auth", "waffle"]
+    assert written["TEMPLATE_DIR"] == "/testbed/templates" and "django" not in written
 
 
 def test_a_suite_without_end_gets_a_limit_per_test_once() -> None:

@@ -1,0 +1,49 @@
+"""What failures are told to be no environment's fault, and what are not."""
+
+import pytest
+
+from minisandbox_ray.tasks.automatic.excuses import NOT_SHIPPED, Excuses
+from minisandbox_ray.tasks.automatic.tree import SourceTree
+
+TREE = SourceTree(
+    frozenset(["demo/__init__.py", "demo/data/a.json", "test_app/urls.py", "tests/test_a.py", "tests/data/b.json"]),
+    {"tests/test_a.py": "@pytest.fixture\ndef own():\n    pass\n"},
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ("requests.exceptions.ConnectionError: Max retries exceeded", "wants what a sandbox has not (ConnectionError)"),
+        ("KeyError: 'DBUS_SESSION_BUS_ADDRESS'", "wants what a sandbox has not (DBUS_SESSION_BUS_ADDRESS)"),
+        ("No module named 'tests.integration'", f"{NOT_SHIPPED}the module tests.integration"),
+        (
+            "cannot import name 'views' from 'test_app' (unknown location)",
+            f"{NOT_SHIPPED}the module test_app.views",
+        ),
+        ("No module named 'private_tools.core'", f"{NOT_SHIPPED}the module private_tools.core"),
+        ("No such file or directory: '/testbed/scripts/make.py'", f"{NOT_SHIPPED}scripts/make.py"),
+        ("No such file or directory: 'tests/data/c.json'", f"{NOT_SHIPPED}tests/data/c.json"),
+        ("fixture 'server' not found", f"{NOT_SHIPPED}the fixture server"),
+    ],
+)
+def test_what_no_environment_has(failure: str, reason: str) -> None:
+    assert Excuses(TREE, ["private-tools"]).reason(failure) == reason
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "AssertionError: assert 1 == 2",
+        "No module named 'demo._speedups'",  # made when it is built
+        "No module named 'yaml'",
+        "No such file or directory: '/testbed/demo/version.txt'",
+        "No such file or directory: 'data/b.json'",  # it is there, below tests
+        "No such file or directory: '/tmp/pytest-1/out/c.txt'",
+        "No such file or directory: 'uv'",
+        "fixture 'own' not found",
+        "fixture 'mocker' not found",
+    ],
+)
+def test_what_may_be_the_environment_s_fault(failure: str) -> None:
+    assert Excuses(TREE).reason(failure) == ""
