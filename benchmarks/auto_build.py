@@ -4,10 +4,10 @@
 
 LIST is by default the one beside this file, which `auto_build_select.py` drew. Nothing is known of a package but its
 source distribution. An environment is found if it builds and, in a sandbox without a network, the package's tests are
-collected and run twice, at most a fifth of them failing (`minisandbox_ray/tasks/automatic/trial.py`), but those, up to a
-half, which fail for what no environment has: a network, a service, what the distribution lacks. How many these are is
-printed beside. None is left out or replaced; each failure is printed with its cause. What was found before comes from the cache unless --fresh. The exit
-status is 0 if the share is at least 0.8.
+collected and run twice, at most a fifth of them failing (`minisandbox_ray/tasks/automatic/trial.py`), apart from those,
+up to a half, that fail for what no environment has: a network, a service, what the distribution lacks. How many these
+are is printed beside. None is left out or replaced; each failure is printed with its cause. What was found before comes
+from the cache unless --fresh. The exit status is 0 if the share is at least 0.8.
 """
 
 import argparse
