@@ -46,6 +46,7 @@ class CPUInferenceClient(InferenceEngineInterface):
         self._waiting: list[tuple[_Request, asyncio.Future[None]]] = []
         self._runner: asyncio.Task[None] | None = None
         self._weights = threading.Lock()  # for as long as a forward pass, or replacing them
+        self._read: dict[tuple[int, ...], Tensor] = {}  # with these weights, see _first_logits
         self.weight_version = 0
         self._asked: Counter[str] = Counter()  # requests by name, of these weights
 
@@ -117,23 +118,25 @@ class CPUInferenceClient(InferenceEngineInterface):
         places = torch.empty(len(requests), dtype=torch.long)
         for place, numbers in enumerate(shared.values()):
             places[numbers] = place
-        ids, mask = self._pad([list(prompt) for prompt in shared])
+        ids, mask = self._pad(list(shared))
         limits = [int(request.params["max_tokens"]) for request in requests]
         temperatures = torch.tensor([[float(request.params.get("temperature", 1.0))] for request in requests])
         uniforms = np.stack([_uniforms(request.key, max(limits)) for request in requests])
         running = np.ones(len(requests), dtype=bool)
         cache = None
         for position in range(max(limits)):
-            with self._weights:
-                output = self._model(
-                    ids,
-                    attention_mask=mask,
-                    position_ids=positions(mask)[:, -ids.shape[1] :],
-                    past_key_values=cache,
-                    use_cache=max(limits) > 1,
-                    logits_to_keep=1,
-                )
-            cache, logits = output.past_key_values, output.logits[:, -1]
+            if max(limits) == 1:
+                logits = self._first_logits(list(shared))
+            else:
+                with self._weights:
+                    output = self._model(
+                        ids,
+                        attention_mask=mask,
+                        position_ids=positions(mask)[:, -ids.shape[1] :],
+                        past_key_values=cache,
+                        logits_to_keep=1,
+                    )
+                cache, logits = output.past_key_values, output.logits[:, -1]
             if position == 0:
                 logits, mask = logits[places], mask[places]
                 if cache is not None:
@@ -153,10 +156,20 @@ class CPUInferenceClient(InferenceEngineInterface):
             mask = torch.cat([mask, torch.from_numpy(running).long()[:, None]], -1)
             ids = tokens[:, None]
 
-    def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    def _first_logits(self, prompts: list[tuple[int, ...]]) -> Tensor:
+        """What follows each prompt, float[prompts, vocabulary]. A prompt is read once with the same weights: episodes
+        of a group that ask one after the other, as in asynchronous training, cost no more than all at once."""
+        with self._weights:
+            if new := [prompt for prompt in prompts if prompt not in self._read]:
+                ids, mask = self._pad(new)
+                output = self._model(ids, attention_mask=mask, position_ids=positions(mask), logits_to_keep=1)
+                self._read |= zip(new, output.logits[:, -1], strict=True)
+            return torch.stack([self._read[prompt] for prompt in prompts])
+
+    def _pad(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
         width = max(map(len, prompts))
         pad = self._tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+        ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         return ids, mask
 
@@ -168,6 +181,7 @@ class CPUInferenceClient(InferenceEngineInterface):
     def _load(self, weights: dict[str, Tensor]) -> None:
         with self._weights:
             self._model.load_state_dict(weights)
+            self._read.clear()
 
     async def pause_generation(self) -> None:
         """Nothing to pause: ``update_named_weights`` waits for the running forward pass."""

@@ -52,6 +52,22 @@ def test_logprobs_are_the_trainers(client, policy, temperature):
         assert logprobs == pytest.approx(expected[0].tolist(), abs=1e-5)
 
 
+def test_a_prompt_is_read_once_with_the_same_weights_and_anew_with_others(client):
+    sizes = []
+    client._model.register_forward_hook(lambda model, inputs, output: sizes.append(len(output.logits)))
+    for sessions in (["a", "b"], ["c", "d"]):
+        _sample(client, PROMPTS[:2], sessions, max_tokens=1)
+    _sample(client, PROMPTS, ["e", "f", "g"], max_tokens=1)
+    assert sizes == [2, 1]
+    weights = {name: weight.clone() for name, weight in client._model.state_dict().items()}
+    weights["lm_head.weight"].zero_()
+    asyncio.run(client.update_named_weights({"state_dict": weights}))
+    alike = -torch.tensor(float(len(client._tokenizer))).log().item()
+    for (logprob,) in _sample(client, PROMPTS, ["h", "i", "j"], max_tokens=1)["response_logprobs"]:
+        assert logprob == pytest.approx(alike, abs=1e-5)
+    assert sizes == [2, 1, 3]
+
+
 def test_temperature_zero_is_greedy(client):
     first, second = (
         _sample(client, PROMPTS, sessions, temperature=0.0) for sessions in (["a", "b", "c"], ["d", "e", "f"])
