@@ -12,9 +12,12 @@ from skyrl.backends.skyrl_train.distributed.strategy import DistributedStrategy
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
 from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.workers import worker
+from skyrl.train import evaluate as evaluate_module
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from skyrl.train.trainer import RayPPOTrainer
+from skyrl.train.utils import trainer_utils
 
 from minisandbox_ray.errors import ConfigError
 from trainer_integration.skyrl import seams
@@ -30,6 +33,28 @@ SIGNATURES = [
     (RayPPOTrainer, "build_models", "self, PolicyWorker, CriticWorker, RefWorker"),
     (RayPPOTrainer, "_cleanup_old_checkpoints", "self"),
     (RayPPOTrainer, "compute_advantages_and_returns", "self, data"),
+    (RayPPOTrainer, "convert_to_training_input", "self, generator_output, uids"),
+    (RayPPOTrainer, "eval", "self, vllm_metrics_scraper"),
+    (RayPPOTrainer, "handle_dynamic_sampling", "self, generator_output, uids"),
+    (evaluate_module, "get_metrics_from_generator_output", "generator_output, uids"),
+    (trainer_utils, "get_metrics_from_generator_output", "generator_output, uids"),
+    (
+        asynchronous_module._AsyncStalenessManager,
+        "__init__",
+        "self, max_concurrent_generation_groups, mini_batch_size, max_staleness_steps",
+    ),
+    (asynchronous_module._AsyncStalenessManager, "acquire_submission_slot", "self"),
+    (
+        SkyRLGymGenerator,
+        "_setup_env_extras",
+        "self, _env_class, env_extras, _sampling_params, _trajectory_id",
+    ),
+    (
+        SkyRLGymGenerator,
+        "_post_process_agent_loop_output",
+        "self, agent_loop_output, _env_extras, _trajectory_id",
+    ),
+    (SkyRLGymGenerator, "generate", "self, input_batch, disable_tqdm"),
     (
         RayPPOTrainer,
         "postprocess_generator_output",
