@@ -6,9 +6,11 @@ that a search over them ends.
 
 import posixpath
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -70,7 +72,8 @@ def missing_system_package(log: str) -> tuple[str, list[str]]:
     return (found[1], HEADERS.get(found[1], "").split()) if found else ("", [])
 
 
-def _matches(pattern: str, log: str) -> list[str]:
+def _matches(pattern: str, log: str) -> list[Any]:
+    """What the groups of it are, each once: texts, or tuples where there are several."""
     return list(dict.fromkeys(re.findall(pattern, log)))
 
 
@@ -375,6 +378,18 @@ def missing_module(failure: Failure) -> Plan | None:
     return plan.changed(", ".join(why)) if why else None
 
 
+def missing_init(failure: Failure) -> Plan | None:
+    """Modules that tests import from a package of theirs whose __init__.py was not shipped: it is given one."""
+    plan, why = failure.plan, list[str]()
+    for name, package in _matches(r"cannot import name '(\w+)' from '([\w.]+)' \(unknown location\)", failure.log):
+        path = f"{package.replace('.', '/')}/__init__.py"
+        command = f"echo 'import {name}' >> {path}"
+        is_lacking = path not in failure.tree.paths and failure.tree.has_folder(path.rpartition("/")[0])
+        if is_lacking and name in sys.stdlib_module_names and command not in plan.prepare:
+            plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, f"{name} in {path}"]
+    return None if failure.in_build or not why else plan.changed(", ".join(why))
+
+
 def _folder_of(tree: SourceTree, module: str) -> str | None:
     """The directory from which a module of the tree can be imported, empty for the root; None if it has none."""
     path = module.replace(".", "/")
@@ -659,6 +674,7 @@ REPAIRS: tuple[Repair, ...] = (
     failing_requirement,
     unknown_option,
     missing_plugins,
+    missing_init,
     missing_module,
     missing_fixture,
     missing_library,

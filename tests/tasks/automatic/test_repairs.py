@@ -168,6 +168,13 @@ def test_tests_that_name_files_from_their_own_directory_run_there() -> None:
     assert next_plan(log, "tests", plan, paths=("tests/data/a.json",))[0] == ""
 
 
+def test_a_package_of_tests_that_lost_its_init_gets_the_modules_that_are_imported_from_it() -> None:
+    log = "E   ImportError: cannot import name 'unittest' from 'tests' (unknown location)"
+    name, plan = next_plan(log, "collect", paths=("tests/test_a.py",))
+    assert (name, plan.prepare) == ("missing_init", ["echo 'import unittest' >> tests/__init__.py"])
+    assert next_plan(log.replace("unittest", "helpers"), "collect", paths=("tests/test_a.py",))[0] == ""
+
+
 def test_a_helper_beside_the_tests_is_found_before_the_index_is_asked() -> None:
     log = "E   ModuleNotFoundError: No module named 'helpers'"
     name, plan = next_plan(log, "collect", paths=("tests/lib/helpers/__init__.py", "tests/test_a.py"))
