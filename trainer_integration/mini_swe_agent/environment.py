@@ -122,7 +122,7 @@ def _told(result: ExecResult, seconds: float) -> dict[str, Any]:
     if result.truncated:
         return _failed(text, f"it printed more than {MOST_OUTPUT >> 20} MiB", "OutputTooLong")
     if result.timed_out:
-        return _failed(text, f"the command took longer than {seconds:g} s", "TimeoutExpired")
+        return _failed(text, f"the command timed out after {seconds:g} s", "TimeoutExpired")
     if result.limit not in (None, "output"):
         return {
             "output": text,

@@ -23,6 +23,8 @@ class DeploymentLimits(Limits):
 class DeploymentSpec(SandboxSpec):
     """A sandbox's."""
 
+    cwd: str = "/"
+    """Where sessions and one-shot programs start: as in a container, which SWE-agent counts on."""
     limits: DeploymentLimits = DeploymentLimits()
     """What the sandbox may use."""
 

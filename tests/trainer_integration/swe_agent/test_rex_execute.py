@@ -35,7 +35,7 @@ def test_variables_and_directory(rex) -> None:
         rex.execute("echo $A $PATH", shell=True, env={"A": "x", "PATH": "/bin:/usr/bin"}).stdout == "x /bin:/usr/bin\n"
     )
     assert "PATH=" in rex.execute(["env"]).stdout
-    assert rex.execute(["pwd"]).stdout == "/testbed\n"
+    assert rex.execute(["pwd"]).stdout == "/\n"
     assert rex.execute(["pwd"], cwd="/tmp").stdout == "/tmp\n"
     response = rex.execute("pwd; echo $A >&2", shell=True, cwd="/usr", env={"A": "a"}, merge_output_streams=True)
     assert response.stdout == "/usr\na\n"
@@ -67,4 +67,4 @@ def test_timeout(rex) -> None:
 
 def test_sessions_do_not_matter(shell) -> None:
     shell.run("cd /tmp; export A=1")
-    assert shell.execute("pwd; echo [$A]", shell=True).stdout == "/testbed\n[]\n"
+    assert shell.execute("pwd; echo [$A]", shell=True).stdout == "/\n[]\n"

@@ -13,7 +13,7 @@ def test_text(rex) -> None:
     rex.write("/tmp/new/directory/file", "x")
     assert rex.read("/tmp/new/directory/file") == "x"
     rex.write("here", "")
-    assert rex.execute(["stat", "-c", "%s %U", "/testbed/here"]).stdout == "0 root\n"
+    assert rex.execute(["stat", "-c", "%s %U", "/here"]).stdout == "0 root\n"
     rex.write("/tmp/large", "x" * (1 << 20))
     assert rex.read("/tmp/large") == "x" * (1 << 20)
 

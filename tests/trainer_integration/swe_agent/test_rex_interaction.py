@@ -142,12 +142,12 @@ def test_a_cancelled_call_that_waits_for_its_turn(shell) -> None:
 
     async def impatient() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(shell.runtime.run_in_session(BashAction(command="touch never")), 0.2)
+            await asyncio.wait_for(shell.runtime.run_in_session(BashAction(command="touch /testbed/never")), 0.2)
 
     asyncio.run(impatient())
     thread.join(60)
     assert seen[0].output == "mine\n"
-    assert shell.run("ls").output == ""
+    assert shell.run("ls /testbed").output == ""
 
 
 def test_closing_a_session_that_runs_something(shell) -> None:
