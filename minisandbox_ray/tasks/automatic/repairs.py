@@ -638,15 +638,15 @@ def endless(failure: Failure) -> Plan | None:
 
 
 def out_of_reach(failure: Failure) -> Plan | None:
-    """Test files most of whose tests want a network, a service or an account: left out, if that leaves half."""
+    """Test files most of whose tests want a network, a service or an account: left out, if that leaves half.
+
+    Their other tests are not excused, and fail in the wake of those.
+    """
     trial, plan = failure.trial, failure.plan
-    if trial.stage not in {"collect", "tests"} or not trial.outside:
+    if trial.stage != "tests" or not trial.outside:
         return None
     files = [path for path in trial.outside if f"--ignore={path}" not in plan.options]
     ignored = [f"--ignore={path}" for path in files]
-    if trial.stage == "collect":
-        few = 0 < len(files) <= trial.files / 2
-        return plan.changed(f"without {', '.join(files)}", options=[*plan.options, *ignored]) if few else None
     left = [test for test in trial.passing if test.partition("::")[0] not in trial.outside]
     total = len(trial.passing) + len(trial.failing)
     kept = [test for test in [*trial.passing, *trial.failing] if test.partition("::")[0] not in trial.outside]

@@ -158,7 +158,7 @@ def _test(trial: Trial, environment: Environment, excuses: Excuses, suite_timeou
     trial.stage = "collect"
     collected = run("--collect-only", "-qq", seconds=suite_timeout / 2)
     trial.log, trial.uncollected = collected.log, _files(collected.collection_errors)
-    trial.outside = _excuse_files(trial, excuses, collected.log)
+    trial.excuses |= _excused_files(excuses, collected.log)
     why = _cut_short(collected, suite_timeout / 2)
     files = files_listed(collected.log)
     trial.files = len({*files, *trial.uncollected})
@@ -252,9 +252,8 @@ def _excuse_tests(trial: Trial, excuses: Excuses, run: TestRun) -> list[str]:
     return [file for file, count in outside.items() if count > total[file] / 2]
 
 
-def _excuse_files(trial: Trial, excuses: Excuses, log: str) -> list[str]:
-    """The same of the files that can't be collected."""
+def _excused_files(excuses: Excuses, log: str) -> dict[str, str]:
+    """The files that can't be collected for the same reasons."""
     pieces = re.split(r"^_+ ERROR collecting (\S+) _+$", log, flags=re.MULTILINE)
     reasons = {file: excuses.reason(text) for file, text in zip(pieces[1::2], pieces[2::2], strict=False)}
-    trial.excuses |= {file: reason for file, reason in reasons.items() if reason}
-    return [file for file, reason in reasons.items() if reason and not reason.startswith(NOT_SHIPPED)]
+    return {file: reason for file, reason in reasons.items() if reason}
