@@ -57,9 +57,10 @@ def test_typing_and_resizing(sandbox: Sandbox) -> None:
 
 def test_beside_a_session(sandbox: Sandbox) -> None:
     terminal = sandbox.open_terminal(["cat"])
-    assert sandbox.run("pgrep -c cat").output == "1\n"
+    awaited = "for i in $(seq 200); do pgrep -c cat {} break; sleep 0.05; done | tail -n 1"
+    assert sandbox.run(awaited.format("&&")).output == "1\n"
     terminal.close()
-    assert sandbox.run("for i in $(seq 100); do pgrep -c cat || break; sleep 0.05; done | tail -n 1").output == "0\n"
+    assert sandbox.run(awaited.format("||")).output == "0\n"
 
 
 def test_no_such_program(sandbox: Sandbox) -> None:
