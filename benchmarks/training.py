@@ -16,9 +16,12 @@ A reward is the mean of a step's episodes, "first" that of the first two steps, 
   optimiser, whose time is what can be hidden, takes a tenth of a step.
 - resume_gap: a run is killed (SIGKILL) in its sixth step and resumed; the greatest difference between its rewards and
   those of the run that was left alone (none).
-- fault_gap: sandboxes of a tenth of all episodes are killed while they run, and not played again; final reward of the
-  run that was left alone minus that of the disturbed one (at most 0.05). fault_share: how many of the episodes failed
-  by that, as counted under environment/.
+- fault_gap: sandboxes of a tenth of all episodes are killed while they run; final reward of the run that was left
+  alone minus that of the disturbed one (at most 0.05). Episodes are played again elsewhere (fault_replays), as is the
+  default.
+- fault_gap_masked: the same where they are not (episode.replays=0), but fail and are masked (fault_share of them).
+  There is no bar. Sandboxes that live long are hit most, as are those in which a diff is graded for the first time;
+  what is new is then probably learnt later.
 
 --quick: six steps and one seed, to see that it works; bars are then missed. What did not run is a null. Exit status 1
 if a bar is missed.
@@ -229,18 +232,25 @@ def part_resume(runs: Runs, seeds: list[int]) -> dict[str, Any]:
 
 
 def part_faults(runs: Runs, seeds: list[int]) -> dict[str, Any]:
-    """A tenth of each step's episodes."""
+    """With and without playing again."""
     alone = summary(runs.rows("grpo", seeds[0]))
     per_step = alone["episodes"] / alone["steps"]
-    process = runs.start("grpo", seeds[0], "episode.replays=0")
-    killer = Killer(lambda: FAULT_SHARE * per_step * (len(recorded(process)) + 1), seeds[0])
-    with killer.at_work():
-        disturbed = summary(runs.finish(process))
+    curves, kills, rows = {"alone": alone["curve"]}, {}, {}
+    for name, overrides in (("replayed", ()), ("masked", ("episode.replays=0",))):
+        process = runs.start("grpo", seeds[0], *overrides)
+        killer = Killer(lambda p=process: FAULT_SHARE * per_step * (len(recorded(p)) + 1), seeds[0])
+        with killer.at_work():
+            rows[name] = runs.finish(process)
+        curves[name], kills[name] = curve(rows[name]), killer.killed
+    final = {name: summary(each)["final"] for name, each in rows.items()}
+    masked = summary(rows["masked"])
     return {
-        "fault_gap": alone["final"] - disturbed["final"],
-        "fault_share": disturbed["failures"] / disturbed["episodes"],
-        "fault_kills": killer.killed,
-        "fault_curves": {"alone": alone["curve"], "disturbed": disturbed["curve"]},
+        "fault_gap": alone["final"] - final["replayed"],
+        "fault_gap_masked": alone["final"] - final["masked"],
+        "fault_replays": sum(row["environment/replays"] for row in rows["replayed"]),
+        "fault_share": masked["failures"] / masked["episodes"],
+        "fault_kills": kills,
+        "fault_curves": curves,
     }
 
 
@@ -282,7 +292,7 @@ def main() -> int:
     if unknown := sorted(set(wanted) - set(PARTS)):
         parser.error(f"no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
     seeds = [int(seed) for seed in arguments.seeds.split(",")][: 1 if arguments.quick else None]
-    figures: dict[str, Any] = dict.fromkeys([*BARS, "overhead_share", "fault_share"])
+    figures: dict[str, Any] = dict.fromkeys([*BARS, "overhead_share", "fault_gap_masked"])
     keep_orphans()
     with tempfile.TemporaryDirectory(prefix="training-", ignore_cleanup_errors=True) as place:
         runs = Runs(Path(place), arguments.quick)

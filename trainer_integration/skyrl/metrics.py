@@ -48,6 +48,8 @@ def environment_metrics(rollouts: "Sequence[Rollout]") -> dict[str, float]:
         "environment/grade_cache_hits": sum(rollout.grade_cached for rollout in finished),
         "environment/failures": owners.total(),
         **{f"environment/failures_{owner}": owners[owner] for owner in OWNERS},
+        # Failures that an episode survived, see EpisodeConfig.replays.
+        "environment/replays": sum(rollout.info.get("replay", {}).get("count", 0) for rollout in finished),
     }
     if not finished:
         return metrics

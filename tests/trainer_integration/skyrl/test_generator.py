@@ -10,6 +10,8 @@ from transformers import AutoTokenizer
 
 from minisandbox_ray.errors import ConfigError, MiniSandboxError
 from trainer_integration.skyrl.generator import EpisodeGenerator, Episodes
+from trainer_integration.skyrl.metrics import environment_metrics
+from trainer_integration.skyrl.rollout import Rollout
 from trainer_integration.skyrl.sampler import CPUInferenceClient
 
 
@@ -235,3 +237,11 @@ def test_a_full_context_ends_the_episode_by_submitting(skyrl_cfg, tokenizer, cli
 def test_requests_are_sampled_in_batches(skyrl_cfg, tokenizer, client, tasks, table_env):
     _generate(skyrl_cfg, tokenizer, client, tasks, table_env, samples=16)
     assert client.batches == [64]
+
+
+def test_failures_that_an_episode_survived_are_counted_apart(tasks):
+    rollouts = [Rollout(tasks[0], number, number) for number in range(3)]
+    rollouts[0].info = {"replay": {"count": 2, "turns": [0, 1], "diverged_turns": []}}
+    rollouts[1].fail(MiniSandboxError("no sandbox"))
+    metrics = environment_metrics(rollouts)
+    assert (metrics["environment/replays"], metrics["environment/failures"]) == (2, 1)
