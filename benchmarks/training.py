@@ -16,12 +16,12 @@ A reward is the mean of a step's episodes, "first" that of the first two steps, 
   optimiser, whose time is what can be hidden, takes a tenth of a step.
 - resume_gap: a run is killed (SIGKILL) in its sixth step and resumed; the greatest difference between its rewards and
   those of the run that was left alone (none).
-- fault_gap: sandboxes of a tenth of all episodes are killed while they run; final reward of the run that was left
-  alone minus that of the disturbed one (at most 0.05). Episodes are played again elsewhere (fault_replays), as is the
-  default.
+- fault_gap: a tenth of all sandboxes that are seen in use, agents' and graders', is killed; final reward of the run
+  that was left alone minus that of the disturbed one (at most 0.05). Episodes are played again elsewhere
+  (fault_replays), as is the default.
 - fault_gap_masked: the same where they are not (episode.replays=0), but fail and are masked (fault_share of them).
-  There is no bar. Sandboxes that live long are hit most, as are those in which a diff is graded for the first time;
-  what is new is then probably learnt later.
+  There is no bar: a diff that is graded for the first time takes several sandboxes more, so that what is new fails more
+  often than what is known.
 
 --quick: six steps and one seed, to see that it works; bars are then missed. What did not run is a null. Exit status 1
 if a bar is missed.
@@ -38,7 +38,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -149,16 +149,15 @@ def keep_orphans() -> None:
 
 
 class Killer:
-    """Kills sandboxes below this process (see ``keep_orphans``), as many as ``allowed`` says at the time."""
+    """Kills a share of the sandboxes below this process (see ``keep_orphans``), each when it is first seen in use."""
 
-    def __init__(self, allowed: Callable[[], float], seed: int) -> None:
-        self._allowed, self._random = allowed, random.Random(seed)
+    def __init__(self, share: float, seed: int) -> None:
+        self._share, self._random = share, random.Random(seed)
         self._seen: set[tuple[int, str]] = set()
         self.killed = 0
 
     def once(self) -> None:
-        """Look at those that are there. Each that was not seen before has one chance in three, so that not only the
-        first ones of a step are hit."""
+        """Look at those that are there."""
         from chaos import is_init
 
         for pid in procs.tree(os.getpid()):
@@ -167,7 +166,7 @@ class Killer:
                 if identity in self._seen or not is_init(pid):
                     continue
                 self._seen.add(identity)
-                if self.killed < self._allowed() and self._random.random() < 1 / 3:
+                if self._random.random() < self._share:
                     os.kill(pid, signal.SIGKILL)
                     self.killed += 1
 
@@ -234,11 +233,10 @@ def part_resume(runs: Runs, seeds: list[int]) -> dict[str, Any]:
 def part_faults(runs: Runs, seeds: list[int]) -> dict[str, Any]:
     """With and without playing again."""
     alone = summary(runs.rows("grpo", seeds[0]))
-    per_step = alone["episodes"] / alone["steps"]
     curves, kills, rows = {"alone": alone["curve"]}, {}, {}
     for name, overrides in (("replayed", ()), ("masked", ("episode.replays=0",))):
         process = runs.start("grpo", seeds[0], *overrides)
-        killer = Killer(lambda p=process: FAULT_SHARE * per_step * (len(recorded(p)) + 1), seeds[0])
+        killer = Killer(FAULT_SHARE, seeds[0])
         with killer.at_work():
             rows[name] = runs.finish(process)
         curves[name], kills[name] = curve(rows[name]), killer.killed

@@ -50,14 +50,16 @@ from minisandbox_ray.errors import SandboxError
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 
 training.keep_orphans()
-boxes = [Sandbox(SandboxSpec()) for _ in range(3)]
+boxes = [Sandbox(SandboxSpec()) for _ in range(8)]
 for box in boxes:
     assert box.run("true").exit_code == 0
-killer = training.Killer(lambda: 1, seed=0)
-for _ in range(50):
+training.Killer(0, seed=0).once()
+for box in boxes:
+    assert box.run("true").exit_code == 0
+killer = training.Killer(0.5, seed=0)
+for _ in range(20):  # each has one chance
     killer.once()
-    killer._seen.clear()  # so that each has its chance again
-assert killer.killed == 1, killer.killed
+assert 0 < killer.killed < 8, killer.killed
 failed = 0
 for box in boxes:
     try:
@@ -65,15 +67,15 @@ for box in boxes:
     except SandboxError:
         failed += 1
     box.close()
-print("failed", failed)
+print(failed == killer.killed)
 """
 
 
-def test_as_many_sandboxes_are_killed_as_are_allowed(sandboxes: None) -> None:
+def test_a_share_of_the_sandboxes_is_killed(sandboxes: None) -> None:
     """In a process of its own, as it keeps what detaches itself."""
     path = os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)])
     command = [sys.executable, "-c", KILLING]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout == "failed 1\n", done.stderr
+    assert done.stdout == "True\n", done.stderr
