@@ -111,7 +111,8 @@ def test_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         name = names.pop()
         deployment = MiniSandboxDeployment(environment=name, sandbox={"env": {"MORE": "more"}})
         asyncio.run(deployment.start())
-        command = "pwd; cd /testbed; python -c 'import module; print(module.x)'; echo $FLAVOUR $MORE; git rev-list --count HEAD"
+        command = "pwd; cd /testbed; python -c 'import module; print(module.x)'; echo $FLAVOUR $MORE;"
+        command += "git rev-list --count HEAD"
         output = asyncio.run(deployment.runtime.execute(Command(command=command, shell=True))).stdout
         assert output == "/\n7\nplain more\n1\n"
         (stored,) = NodeStore(tmp_path / "cache/store").inventory()
