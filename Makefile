@@ -3,6 +3,8 @@
 #   make test                                   ruff, mypy and the tests; by root, those of sandboxes also as nobody
 #   make test-cluster                           those that start Ray clusters with `ray start`: jobs, Slurm, lost nodes
 
+SIDE_BY_SIDE = -n 2 --dist loadgroup
+
 .PHONY: train test test-cluster lint clean
 
 train:
@@ -10,8 +12,8 @@ train:
 	@.venv/bin/python -m minisandbox_ray.train config=configs/quickstart.yaml $(ARGS)
 
 test: lint
-	@.venv/bin/python -m pytest -m "not cluster" $(ARGS)
-	@if [ "$$(id -u)" = 0 ]; then .venv/bin/python tests/ordinary_user.py $(or $(ARGS),tests/sandbox); fi
+	@.venv/bin/python -m pytest $(SIDE_BY_SIDE) -m "not cluster" $(ARGS)
+	@if [ "$$(id -u)" = 0 ]; then .venv/bin/python tests/ordinary_user.py $(SIDE_BY_SIDE) $(or $(ARGS),tests/sandbox); fi
 
 test-cluster:
 	@./setup.sh dev
