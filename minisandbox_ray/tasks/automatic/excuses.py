@@ -21,6 +21,7 @@ OUTSIDE = re.compile(
 )
 """What failures say that want a network, a service or somebody's account."""
 NOT_SHIPPED = "its source tree lacks "
+_COMPARED = re.compile(r"AssertionError|assert\b|[-+?]|Full diff|Use -v")
 _GENERATED = re.compile(r"(^|/)(build|dist|\.?cache|[^/]*\.egg-info|__pycache__)(/|$)")
 
 
@@ -35,7 +36,14 @@ class Excuses:
         self._folders |= {"/".join(path.split("/")[:count]) for path in self._folders for count in range(1, 12)}
 
     def reason(self, failure: str) -> str:
-        """What a failure's message and traceback show to be missing; empty if the environment may be at fault."""
+        """What a failure shows to be missing; empty if the environment may be at fault.
+
+        Of pytest's text only the lines of exceptions count, marked with E: any source may speak of a connection or of
+        credentials, and so may what an assertion compares.
+        """
+        failure = "\n".join(
+            line for line in re.findall(r"^E\s+(.*)", failure, re.MULTILINE) if not _COMPARED.match(line)
+        )
         if match := OUTSIDE.search(failure):
             return f"wants what a sandbox has not ({match[0]})"
         for module in re.findall(r"No module named '?([\w.]+)'?", failure):

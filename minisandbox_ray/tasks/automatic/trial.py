@@ -246,7 +246,7 @@ def _excuse_tests(trial: Trial, excuses: Excuses, run: TestRun) -> list[str]:
             continue
         file = test.partition("::")[0]
         total[file] += 1
-        if case.status in {"failed", "error"} and (reason := excuses.reason(f"{case.message}\n{case.traceback}")):
+        if case.status in {"failed", "error"} and (reason := excuses.reason(f"E   {case.message}\n{case.traceback}")):
             trial.excuses[test] = reason
             outside[file] += not reason.startswith(NOT_SHIPPED)
     return [file for file, count in outside.items() if count > total[file] / 2]

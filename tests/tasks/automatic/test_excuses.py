@@ -28,13 +28,15 @@ TREE = SourceTree(
     ],
 )
 def test_what_no_environment_has(failure: str, reason: str) -> None:
-    assert Excuses(TREE, ["private-tools"]).reason(failure) == reason
+    assert Excuses(TREE, ["private-tools"]).reason(f"E   {failure}") == reason
 
 
 @pytest.mark.parametrize(
     "failure",
     [
         "AssertionError: assert 1 == 2",
+        "AssertionError: assert 'api_key' in {}\nE     +  where {} = connect('Connection refused')",
+        "ValueError: no\n    raise ConnectionError('in the source')",
         "No module named 'demo._speedups'",  # made when it is built
         "No module named 'yaml'",
         "No such file or directory: '/testbed/demo/version.txt'",
@@ -46,4 +48,4 @@ def test_what_no_environment_has(failure: str, reason: str) -> None:
     ],
 )
 def test_what_may_be_the_environment_s_fault(failure: str) -> None:
-    assert Excuses(TREE).reason(failure) == ""
+    assert Excuses(TREE).reason(f"E   {failure}") == ""
