@@ -23,6 +23,9 @@ from trainer_integration.environments import named_task
 
 from .config import MiniSandboxDeploymentConfig
 
+TESTBED = PreExistingRepoConfig(repo_name="testbed")
+"""Where environments have their repository; it is there already."""
+
 
 class SandboxEnvironmentConfig(EnvironmentConfig):
     """SWE-agent's `env`."""
@@ -82,7 +85,8 @@ class BatchConfig(RunBatchConfig):
 
 
 class SingleConfig(RunSingleConfig):
-    """``run``'s: with `env.deployment.tasks` and `env.deployment.task`, the problem is that task's."""
+    """``run``'s: with `env.deployment.tasks` and `task`, the problem is that task's; an environment's repository is the
+    one to work on, unless `env.repo` says otherwise."""
 
     env: SandboxEnvironmentConfig = Field(default_factory=SandboxEnvironmentConfig, description="The sandbox.")
     problem_statement: ProblemStatementConfig = Field(
@@ -96,6 +100,8 @@ class SingleConfig(RunSingleConfig):
             if isinstance(self.problem_statement, EmptyProblemStatement):
                 self.problem_statement = statement(task)
             self.env.repo = self.env.repo or repository(task)
+        elif self.env.deployment.environment is not None:
+            self.env.repo = self.env.repo or TESTBED
         return self
 
 
@@ -111,4 +117,4 @@ def repository(task: Task) -> PreExistingRepoConfig:
             f"task {task.instance_id} is judged by what an agent leaves there, and SWE-agent hands in a patch; "
             "`python -m minisandbox_ray rollout` plays it"
         )
-    return PreExistingRepoConfig(repo_name="testbed")
+    return TESTBED
