@@ -21,12 +21,15 @@ _ACCEPTS = "until (exec 3<>/dev/tcp/127.0.0.1/$1) 2> /dev/null; do sleep 0.02; d
 _SUCCEEDS = 'until /bin/sh -c "$1" > /dev/null 2>&1; do sleep 0.05; done'
 
 
-def open_sandbox(env: "Environment", *, limits: Limits | None = None, layer: Path | None = None) -> Sandbox:
-    """A sandbox over the environment, with a task's `layer` over its repository and its services serving.
+def open_sandbox(
+    env: "Environment", *, limits: Limits | None = None, layer: Path | None = None, shell: bool = True
+) -> Sandbox:
+    """A sandbox over the environment, with a task's `layer` over its repository and its services serving; `shell` as
+    for Sandbox.
 
     Raises SandboxError; TaskError for a service that does not come up.
     """
-    sandbox = Sandbox(env.sandbox_spec(limits=limits, layer=layer))
+    sandbox = Sandbox(env.sandbox_spec(limits=limits, layer=layer), shell=shell)
     try:
         for service in env.manifest.spec.services:
             _start(sandbox, service)

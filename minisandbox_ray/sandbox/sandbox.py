@@ -50,12 +50,12 @@ class Sandbox:
     Raises SandboxError when it cannot be started, and from every method once it is gone.
     """
 
-    def __init__(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None) -> None:
-        """With a snapshot of a sandbox of the same spec, it starts with those files instead of none."""
-        self._open(spec, _origin(snapshot, spec))
+    def __init__(self, spec: SandboxSpec, *, snapshot: Snapshot | None = None, shell: bool = True) -> None:
+        """With a snapshot of a sandbox of the same spec, it starts with those files instead of none. Without `shell`,
+        the main session's shell is started by the first `run` and not beside what else is done: for programs alone."""
+        self._open(spec, _origin(snapshot, spec), shell=shell)
 
     def _open(self, spec: SandboxSpec, origin: Origin | None, *, shell: bool = True) -> None:
-        """Without `shell`, none is started before somebody asks."""
         self.spec = spec
         self._env = {**DEFAULT_ENV, **spec.env}
         self._state = threading.Condition()
@@ -300,7 +300,7 @@ class Sandbox:
             merged = paths.open_in_root(self._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
             try:
                 if self._has_copies:
-                    with _without_shell(fresh) as self._fresh:
+                    with Sandbox(fresh, shell=False) as self._fresh:
                         pristine = paths.open_in_root(self._fresh._root, "/testbed", os.O_PATH | os.O_DIRECTORY)
                         try:
                             change = diff_.compare(pristine, merged, diff_.places(self._directory))
@@ -315,7 +315,7 @@ class Sandbox:
                     key = diff_.memo_key([str(path) for overlay in overlays for path in overlay.lower], change)
                     if key is not None and key in memo:
                         return memo[key]
-                with _without_shell(fresh) as self._fresh:
+                with Sandbox(fresh, shell=False) as self._fresh:
                     if self._closed or self._to_close:  # before this one could be ended with it
                         raise SandboxError("the sandbox is closed")
                     patch = diff_.make_patch(self._fresh, change)
@@ -571,12 +571,6 @@ class Sandbox:
 def _is_full(file_system: int) -> bool:
     status = os.fstatvfs(file_system)
     return status.f_bavail * status.f_frsize <= _FULL or (status.f_files > 0 and status.f_favail == 0)
-
-
-def _without_shell(spec: SandboxSpec) -> Sandbox:
-    sandbox = Sandbox.__new__(Sandbox)
-    sandbox._open(spec, None, shell=False)
-    return sandbox
 
 
 def _shell_request(cwd: str, env: dict[str, str], size: tuple[int, int], *, strict: bool) -> wire.Message:

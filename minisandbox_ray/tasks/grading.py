@@ -212,7 +212,7 @@ def _run(
 ) -> _Run:
     """The tests, or those `chosen` for a control run, in a fresh sandbox with the diff."""
     run = _Run()
-    with open_sandbox(env, limits=config.limits, layer=layer) as sandbox:
+    with open_sandbox(env, limits=config.limits, layer=layer, shell=False) as sandbox:
         try:
             protection = Protection(task, installed_modules(env.venv))
             run.texts = suite.place(sandbox)
@@ -314,7 +314,7 @@ def gold_diff(task: Task, env: Environment, layer: Path | None) -> str:
     Raises TaskError if the gold patch does not apply, ConfigError if it is hidden.
     """
     command = task.gold_command()
-    with Sandbox(env.sandbox_spec(layer=layer)) as sandbox:
+    with Sandbox(env.sandbox_spec(layer=layer), shell=False) as sandbox:
         result = sandbox.execute(["/bin/sh", "-s"], stdin=command.encode("utf-8", "surrogateescape"), cwd="/testbed")
         if result.exit_code:
             complaint = " ".join(result.stderr.decode("utf-8", "replace").split())

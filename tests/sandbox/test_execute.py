@@ -3,7 +3,7 @@
 import pytest
 
 from minisandbox_ray.errors import SandboxError
-from minisandbox_ray.sandbox import Sandbox
+from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 
 from .conftest import Factory
 
@@ -126,3 +126,10 @@ def test_half_a_character(sandbox: Sandbox) -> None:
     result = sandbox.execute(["true", "\ud800"])
     assert result.exit_code == 126
     assert b"encode" in result.stderr
+
+
+def test_without_a_shell() -> None:
+    with Sandbox(SandboxSpec(), shell=False) as sandbox:
+        assert sandbox.execute(["pgrep", "-c", "bash"]).stdout == b"0\n"
+        assert sandbox.run("echo $BASH_SUBSHELL").output == "0\n"
+        assert sandbox.execute(["pgrep", "-c", "bash"]).stdout == b"1\n"
