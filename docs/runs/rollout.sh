@@ -19,7 +19,7 @@ pid=$!
 finished() { cat "$out/killed/trajectories.jsonl" 2>/dev/null | wc -l; }
 until [ "$(finished)" -ge 40 ]; do sleep 0.2; done
 kill -KILL $pid
-wait $pid || true
+{ wait $pid; } 2>/dev/null || true
 cp "$out/killed/trajectories.jsonl" "$out/before.jsonl"
 echo "killed after $(finished) trajectories"
 say "run again"
