@@ -46,7 +46,7 @@ class AutomaticConfig(BaseModel):
     seconds: float = Field(1500, gt=0)
     """No further attempt is begun after this; seconds."""
     suite_timeout: float = Field(240, gt=0)
-    """Seconds that one run of the tests may take; half of it to collect them."""
+    """Seconds that one run of the tests may take, and to collect them."""
     advisor: AdvisorConfig | None = None
     """A language model that is asked when no known repair is left."""
 

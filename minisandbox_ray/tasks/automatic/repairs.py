@@ -88,7 +88,8 @@ def no_matching_version(failure: Failure) -> Plan | None:
         for wanted in plan.requirements:
             requirement = parse(wanted)
             if requirement and canonicalize_name(requirement.name) == name:
-                if requirement.specifier and name != "pytest":
+                has_none = re.search(rf"{re.escape(text)}[^\n]*\(from versions: none\)", failure.log)
+                if requirement.specifier and name != "pytest" and not has_none:
                     return plan.with_requirement(requirement.name, f"{name} of any version")
                 if name != "pytest" and (less := plan.without_requirement(name, f"without {name}")):
                     return less.model_copy(update={"unavailable": [*less.unavailable, name]})

@@ -156,10 +156,11 @@ def _test(trial: Trial, environment: Environment, excuses: Excuses, suite_timeou
             )
 
     trial.stage = "collect"
-    collected = run("--collect-only", "-qq", seconds=suite_timeout / 2)
+    collected = run("--collect-only", "-qq", seconds=suite_timeout)
     trial.log, trial.uncollected = collected.log, _files(collected.collection_errors)
     trial.excuses |= _excused_files(excuses, collected.log)
-    why = _cut_short(collected, suite_timeout / 2)
+    why = "" if not collected.timed_out else f"to collect the tests takes longer than {suite_timeout:.0f} s"
+    why = why or _cut_short(collected, suite_timeout)
     files = files_listed(collected.log)
     trial.files = len({*files, *trial.uncollected})
     if not trial.files and collected.exit_code != 0:

@@ -39,6 +39,12 @@ def next_plan(
             "no_matching_version",
             {"requirements": ["pytest", "mock"]},
         ),
+        (
+            "ERROR: Could not find a version that satisfies the requirement mock==1.0 (from versions: none)\n"
+            "ERROR: No matching distribution found for mock==1.0",
+            "no_matching_version",
+            {"requirements": ["pytest"], "unavailable": ["mock"]},
+        ),
         ("ERROR: No matching distribution found for six>=1", "no_matching_version", {"exclude_newer": ""}),
         (
             "ERROR: ResolutionImpossible: for help visit",
