@@ -1,30 +1,34 @@
 """What the bridges to agents that bring their own loop share: an environment, held for as long as its sandbox."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from minisandbox_ray.environments import Environment, build_environment
+from minisandbox_ray.environments.services import start_services
+from minisandbox_ray.environments.spec import Service
 from minisandbox_ray.errors import ConfigError
-from minisandbox_ray.sandbox import SandboxSpec
+from minisandbox_ray.sandbox import Sandbox, SandboxSpec
 from minisandbox_ray.tasks import Task, load_tasks, require_environments
 
 
-def held(
+def open_held(
     spec: SandboxSpec, environment: str | Path | None = None, tasks: Path | None = None, task: str = ""
-) -> tuple[SandboxSpec, ExitStack]:
-    """The sandbox that an agent gets, with `spec` on top, and what keeps its environment.
+) -> tuple[Sandbox, ExitStack]:
+    """The sandbox that an agent gets, with `spec` on top and its environment's services serving, and what to close.
 
     It is that of the task whose instance_id is `task` in the file `tasks`, else that of `environment`, else `spec`
     alone. Raises ConfigError and other MiniSandboxErrors.
     """
-    if tasks is not None:
-        base, lease = held_task(named_task(tasks, task))
-    elif environment is not None:
-        built, lease = held_environment(environment)
-        base = built.sandbox_spec()
-    else:
-        return spec, ExitStack()
-    return over(base, spec), lease
+    with ExitStack() as lease:
+        services: list[Service] = []
+        if tasks is not None or environment is not None:
+            chosen = None if tasks is None else named_task(tasks, task)
+            built, base = lease.enter_context(_held(chosen, environment))
+            spec, services = over(base, spec), built.manifest.spec.services
+        sandbox = start_services(Sandbox(spec), services)
+        lease.callback(sandbox.close)
+        return sandbox, lease.pop_all()
 
 
 def named_task(tasks: Path, task: str) -> Task:
@@ -36,35 +40,19 @@ def named_task(tasks: Path, task: str) -> Task:
     return known[task]
 
 
-def held_environment(name: str | Path) -> tuple[Environment, ExitStack]:
-    """The materialised environment, and what keeps it.
-
-    `name` is a digest, or a YAML file with the fields of EnvSpec (.yaml, .yml) that is built on first use. Raises
-    MiniSandboxError.
-    """
+@contextmanager
+def _held(task: Task | None, environment: str | Path | None) -> Iterator[tuple[Environment, SandboxSpec]]:
+    """The materialised environment of a task, or one by its digest or by a YAML file with the fields of EnvSpec (.yaml,
+    .yml) that is built on first use; with what a sandbox of it has."""
     from minisandbox_ray.cli.inputs import archives_and_store, read_spec
 
     archives, store = archives_and_store()
-    digest = str(name)
-    if Path(name).suffix in {".yaml", ".yml"}:
-        digest = build_environment(read_spec(Path(name)), archives, store).digest
-    lease = ExitStack()
-    return lease.enter_context(store.use(digest, archives)), lease
-
-
-def held_task(task: Task) -> tuple[SandboxSpec, ExitStack]:
-    """The sandbox that an agent gets to solve a task, and what keeps its environment. Raises MiniSandboxError."""
-    from minisandbox_ray.cli.inputs import archives_and_store
-
-    archives, store = archives_and_store()
-    lease = ExitStack()
-    environment = lease.enter_context(store.use(task.environment, archives))
-    try:
-        layer = None if task.script else store.derive(environment, task.patch)
-        return environment.sandbox_spec(layer=layer), lease
-    except BaseException:
-        lease.close()
-        raise
+    digest = task.environment if task else str(environment)
+    if not task and Path(digest).suffix in {".yaml", ".yml"}:
+        digest = build_environment(read_spec(Path(digest)), archives, store).digest
+    with store.use(digest, archives) as built:
+        layer = store.derive(built, task.patch) if task and not task.script else None
+        yield built, built.sandbox_spec(layer=layer)
 
 
 def over(base: SandboxSpec, spec: SandboxSpec) -> SandboxSpec:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, find_task, read_spec
+from minisandbox_ray.environments.services import open_sandbox
 from minisandbox_ray.sandbox import Sandbox, SandboxSpec, Terminal, check_supported
 
 _CHUNK = 65536
@@ -49,12 +50,12 @@ def _sandbox(arguments: argparse.Namespace) -> Iterator[Sandbox]:
     if arguments.task is not None:
         task = find_task(arguments.task)
         with store.use(task.environment, archives) as environment:
-            layer = store.derive(environment, task.patch)
-            with Sandbox(environment.sandbox_spec(layer=layer)) as sandbox:
+            layer = None if task.script else store.derive(environment, task.patch)
+            with open_sandbox(environment, layer=layer) as sandbox:
                 yield sandbox
     elif arguments.env:
         manifest = build_spec(read_spec(arguments.env), arguments.isolation)
-        with store.use(manifest.digest, archives) as environment, Sandbox(environment.sandbox_spec()) as sandbox:
+        with store.use(manifest.digest, archives) as environment, open_sandbox(environment) as sandbox:
             yield sandbox
     else:
         with Sandbox(SandboxSpec(isolation=arguments.isolation)) as sandbox:

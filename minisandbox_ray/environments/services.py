@@ -1,5 +1,6 @@
 """Services of an environment (a web server that its tests want, say): they run inside each sandbox made from it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,13 @@ def open_sandbox(
     Raises SandboxError; TaskError for a service that does not come up.
     """
     sandbox = Sandbox(env.sandbox_spec(limits=limits, layer=layer), shell=shell)
+    return start_services(sandbox, env.manifest.spec.services)
+
+
+def start_services(sandbox: Sandbox, services: Iterable[Service]) -> Sandbox:
+    """The sandbox, once they serve in it; closed if one does not. Raises SandboxError; TaskError for such a service."""
     try:
-        for service in env.manifest.spec.services:
+        for service in services:
             _start(sandbox, service)
     except BaseException:
         sandbox.close()

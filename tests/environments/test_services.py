@@ -8,6 +8,8 @@ import pytest
 from minisandbox_ray.environments import Environment, EnvSpec, NodeStore, Service, build_environment, services
 from minisandbox_ray.environments.services import open_sandbox
 from minisandbox_ray.errors import BuildError, TaskError
+from minisandbox_ray.sandbox import SandboxSpec
+from trainer_integration.environments import open_held
 
 SERVER = """\
 import http.server, sys
@@ -58,6 +60,17 @@ def test_a_service_serves_before_anything_runs(env: Environment) -> None:
         assert sandbox.execute(["touch", "/opt/services/web/x"]).exit_code != 0
         with sandbox.fork() as other:  # files are forked, processes are not
             assert b"URLError" in other.execute(["/venv/bin/python", "-c", GET]).stderr
+
+
+def test_it_serves_other_agents(
+    env: Environment, places: tuple[Path, NodeStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISANDBOX_CACHE", str(places[0].parent))
+    sandbox, lease = open_held(SandboxSpec(env={"A": "b"}), environment=env.manifest.digest)
+    with lease:
+        assert sandbox.execute(["/venv/bin/python", "-c", GET]).stdout == b"/opt/services/web\n"
+        assert sandbox.execute(["sh", "-c", "echo $A"]).stdout == b"b\n"
+    assert not sandbox.is_alive
 
 
 @pytest.mark.parametrize(

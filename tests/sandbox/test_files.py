@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,10 @@ def test_nothing_is_left_of_what_is_too_large(sandbox: Sandbox, tmp_path: Path) 
     with pytest.raises(OSError, match="larger than"):
         sandbox.download("/tmp/big", tmp_path / "big", max_bytes=1000)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_make_the_same_directories(sandbox: Sandbox) -> None:
+    places = [f"/tmp/{turn}/a/b/c/d/e/{name}" for turn in range(20) for name in "wxyz"]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda place: sandbox.write_file(place, place.encode()), places))
+    assert [sandbox.read_file(place).decode() for place in places] == places

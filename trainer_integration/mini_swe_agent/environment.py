@@ -10,7 +10,7 @@ from minisweagent.utils.serialize import recursive_merge
 
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, first_line
 from minisandbox_ray.sandbox import ExecResult, Sandbox
-from trainer_integration.environments import held
+from trainer_integration.environments import open_held
 
 from .config import MiniSandboxEnvironmentConfig
 
@@ -108,13 +108,8 @@ class MiniSandboxEnvironment:
         return [*first, *([rest] if (rest := last.removesuffix("c")) != "-" else []), path]
 
     def _start(self, task: str) -> None:
-        spec, held_by = held(self.config.sandbox, self.config.environment, self.config.tasks, task)
-        try:
-            self._sandbox = held_by.enter_context(Sandbox(spec))
-        except BaseException:
-            held_by.close()
-            raise
-        self._held = held_by
+        config = self.config
+        self._sandbox, self._held = open_held(config.sandbox, config.environment, config.tasks, task)
 
 
 def _told(result: ExecResult, seconds: float) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from swerex.runtime.abstract import IsAliveResponse
 from swerex.utils.log import get_logger
 
 from minisandbox_ray.errors import MiniSandboxError
-from minisandbox_ray.sandbox import Sandbox, SandboxSpec
-from trainer_integration.environments import held
+from minisandbox_ray.sandbox import Sandbox
+from trainer_integration.environments import open_held
 
 from .config import MiniSandboxDeploymentConfig
 from .runtime import MiniSandboxRuntime
@@ -50,26 +50,16 @@ class MiniSandboxDeployment(AbstractDeployment):
     async def start(self) -> None:
         """Start the sandbox; one that runs is ended first. Raises DeploymentStartupError."""
         await self.stop()
-        holding = ExitStack()
+        self._hooks.on_custom_step("Starting sandbox")
         try:
-            if self._config.environment or self._config.tasks:
-                self._hooks.on_custom_step("Preparing environment")
-            spec, lease = await in_thread(self._hold, discard=lambda pair: pair[1].close())
-            holding.push(lease)
-            self._hooks.on_custom_step("Starting sandbox")
-            sandbox = await in_thread(lambda: Sandbox(spec), discard=Sandbox.close)
-            holding.push(sandbox)
+            sandbox, self._held = await in_thread(self._open, discard=lambda pair: pair[1].close())
         except MiniSandboxError as error:
-            holding.close()
             raise DeploymentStartupError(str(error)) from error
-        except BaseException:
-            holding.close()
-            raise
-        self._held, self._runtime = holding, MiniSandboxRuntime(sandbox, logger=self.logger)
+        self._runtime = MiniSandboxRuntime(sandbox, logger=self.logger)
 
-    def _hold(self) -> tuple[SandboxSpec, ExitStack]:
+    def _open(self) -> tuple[Sandbox, ExitStack]:
         config = self._config
-        return held(config.spec(), config.environment, config.tasks, config.task)
+        return open_held(config.spec(), config.environment, config.tasks, config.task)
 
     async def stop(self) -> None:
         """End the sandbox and what runs in it. Idempotent."""

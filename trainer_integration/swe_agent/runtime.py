@@ -70,7 +70,6 @@ class MiniSandboxRuntime(AbstractRuntime):
         self._lock = threading.Lock()
         self._sessions: dict[str, BashSession | None] = {}  # None: about to be one
         self._numbers = itertools.count()
-        self._writing = threading.Lock()  # two that both make a directory would be in each other's way
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
         """Whether the sandbox runs."""
@@ -140,22 +139,12 @@ class MiniSandboxRuntime(AbstractRuntime):
     async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
         """Write a text file, with its directories."""
         data = request.content.encode()
-
-        def write() -> None:
-            with self._writing:
-                _told(self._sandbox.write_file, request.path, data)
-
-        await in_thread(write)
+        await in_thread(lambda: _told(self._sandbox.write_file, request.path, data))
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
         """Copy a file or a directory of the host; see `upload.upload`."""
-
-        def copy() -> None:
-            with self._writing:
-                _told(upload, self._sandbox, request.source_path, request.target_path)
-
-        await in_thread(copy)
+        await in_thread(lambda: _told(upload, self._sandbox, request.source_path, request.target_path))
         return UploadResponse()
 
     async def close(self) -> CloseResponse:

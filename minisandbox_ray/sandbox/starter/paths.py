@@ -1,5 +1,6 @@
 """Paths resolved inside a root that somebody hostile may be changing meanwhile."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -43,10 +44,11 @@ def make_directories(root: int, path: str, owner: int | None = None) -> int:
             try:
                 following = open_in_root(root, f"{done}/{part}", flags)
             except FileNotFoundError:
-                make_for(owner, lambda name=part, parent=current: os.mkdir(name, 0o755, dir_fd=parent))  # type: ignore[misc]
-                os.chmod(part, 0o755, dir_fd=current)  # whatever the umask is
-                if owner is not None:
-                    os.chown(part, owner, owner, dir_fd=current, follow_symlinks=False)
+                with contextlib.suppress(FileExistsError):  # another thread, or somebody inside, was faster
+                    make_for(owner, lambda name=part, parent=current: os.mkdir(name, 0o755, dir_fd=parent))  # type: ignore[misc]
+                    os.chmod(part, 0o755, dir_fd=current)  # whatever the umask is
+                    if owner is not None:
+                        os.chown(part, owner, owner, dir_fd=current, follow_symlinks=False)
                 following = open_in_root(root, f"{done}/{part}", flags)
         finally:
             os.close(current)
