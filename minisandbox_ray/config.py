@@ -128,8 +128,9 @@ class TrainConfig(BaseModel):
     grading: GradingConfig = GradingConfig()
     """How diffs become rewards."""
     evaluation: EvaluationConfig | None = None
-    """Evaluation during training; None: none. An episode that fails through no fault of the agent counts as unresolved
-    there. Trajectories are kept in ``evaluations/step-N.jsonl``."""
+    """Evaluation during training; None: none. An episode that fails through no fault of the agent is left out
+    of the scores there, and counted in ``eval/all/environment/failures``. Trajectories are kept in
+    ``evaluations/step-N.jsonl``."""
     max_failed_share: float = Field(default=1.0, ge=0, le=1)
     """Of a step's episodes: if more than this share fail through no fault of the agent, the run ends with one line that
     says why most of them did. Up to then such episodes are left out: of the loss, of what their group is compared with,
