@@ -68,7 +68,7 @@ class TestRun:
     stalled: bool = False
     """Whether it was ended because no test told anything for so long, see `run_tests`."""
     unfinished: dict[str, Case] = field(default_factory=dict)
-    """What a run that timed out had told until then: these are no results."""
+    """What a run that timed out or hit a limit had told until then: these are no results."""
     limit: str | None = None
     """The sandbox's limit that the run hit, if any."""
     log: str = ""
@@ -167,7 +167,7 @@ def run_witnessed(
         exit_code=result.exit_code,
         timed_out=result.timed_out,
         stalled=result.timed_out and watch.is_over,
-        unfinished=report.cases if result.timed_out else {},
+        unfinished=report.cases if result.timed_out or limit else {},
         limit=limit,
         log=report.preface + log.text(),
         seconds=result.seconds,

@@ -276,8 +276,8 @@ class _Search:
             # It is built: another way to install it would not change its tests. Another interpreter may.
             self.queue = deque(each for each in self.queue if each.python != plan.python)
             self._carry(plan)
-            is_slow = not trial.stalled and "takes longer than" in trial.cause
-            if is_slow or trial.is_explained or self._fails_everywhere(trial):
+            is_large = not trial.stalled and re.search(r"takes longer than|hit the sandbox's", trial.cause)
+            if is_large or trial.is_explained or self._fails_everywhere(trial):
                 self.queue.clear()
 
     def _fails_everywhere(self, trial: Trial) -> bool:

@@ -174,7 +174,7 @@ def _test(trial: Trial, environment: Environment, excuses: Excuses, suite_timeou
     trial.stage = "tests"
     first = run(seconds=suite_timeout)
     trial.log, trial.stalled = first.log, first.stalled
-    if first.timed_out and not (first.stalled and trial.plan.may_limit_tests):
+    if first.limit or (first.timed_out and not (first.stalled and trial.plan.may_limit_tests)):
         first = _in_time(trial, run, files, first, suite_timeout)
     elif not first.timed_out:
         trial.uncollected = _files(first.collection_errors)
@@ -217,9 +217,8 @@ def _in_time(
     if not any(case.status in PASSING for case in cases.values()):
         return cut
     kept = list(dict.fromkeys(test.partition("::")[0] for test in cases))
-    trial.plan = trial.plan.of_files(
-        f"{len(kept)} of {len(files)} test files: all take longer than {suite_timeout:.0f} s", kept, files
-    )
+    why = f"hit the {cut.limit} limit" if cut.limit else f"take longer than {suite_timeout:.0f} s"
+    trial.plan = trial.plan.of_files(f"{len(kept)} of {len(files)} test files: all {why}", kept, files)
     trial.stalled = False
     return TestRun(cases=cases, log=cut.log)
 
