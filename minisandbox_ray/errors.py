@@ -4,6 +4,8 @@ Only the owner ``agent`` turns into a reward. Everything else is reported, retri
 and masked out of the training loss where it persists.
 """
 
+import errno
+import os
 from typing import Literal
 
 Owner = Literal["agent", "task", "sandbox", "cluster", "model", "user"]
@@ -68,3 +70,13 @@ class ModelServiceError(MiniSandboxError):
 def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+_NAMED_WRONG = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
+
+
+def named_wrong(error: OSError) -> str:
+    """One line where an error is that of a path which somebody named and nobody can use; empty for every other."""
+    if error.errno not in _NAMED_WRONG or error.filename is None:
+        return ""
+    return f"cannot use {os.fsdecode(error.filename)[:300]}: {error.strerror}"

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -55,7 +56,8 @@ def choose_tasks(loaded: Loaded, only: str | None) -> tuple[list[Task], list[Ref
         return loaded.tasks, loaded.refused
     path = Path(only)
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else only.replace(",", "\n")
+        is_file = os.path.isfile(only)  # noqa: PTH113 (False also for what is too long to be a file's name)
+        text = path.read_text(encoding="utf-8") if is_file else only.replace(",", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     wanted = {line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")}

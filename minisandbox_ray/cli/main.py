@@ -23,7 +23,7 @@ from minisandbox_ray.cli import (
     trajectories,
     validate,
 )
-from minisandbox_ray.errors import ConfigError, MiniSandboxError
+from minisandbox_ray.errors import ConfigError, MiniSandboxError, named_wrong
 
 VERBS = {
     "shell": shell,
@@ -64,6 +64,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # who read our output has gone, as in `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if not (complaint := named_wrong(error)):
+            raise
+        print(f"minisandbox_ray {arguments.verb}: {complaint}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"minisandbox_ray {arguments.verb}: interrupted", file=sys.stderr)
         return 130

@@ -1,9 +1,6 @@
 """A training run with SkyRL from start to end: tasks, policy, cluster, training, report."""
 
-import importlib.util
-import logging
 import shutil
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -31,8 +28,7 @@ from minisandbox_ray.telemetry import (
 from minisandbox_ray.telemetry.pool_log import PoolLog
 from minisandbox_ray.telemetry.progress import task_progress
 from minisandbox_ray.telemetry.temporary import temporary_files_in
-
-GPU_MODULES = ("vllm", "vllm_router", "flash_attn")
+from trainer_integration.skyrl.process import check_gpu_software, check_model, log_to, quieten
 
 
 def run(config: TrainConfig) -> None:
@@ -64,15 +60,15 @@ def _resume(config: TrainConfig) -> None:
 
 def _run(config: TrainConfig, run_dir: Path) -> None:
     if config.backend == "gpu":
-        _check_gpu_software()
-    _quieten()
+        check_gpu_software()
+    quieten()
     from trainer_integration.skyrl import seams
     from trainer_integration.skyrl.config import skyrl_config
     from trainer_integration.skyrl.resume import prepare_resume, save_config
 
     seams.check_version()
     skyrl_config(config, run_dir)  # before the tasks are made, which may take minutes
-    _log_to(run_dir)
+    log_to(run_dir)
     tasks, commands = _tasks(config)
     skyrl = skyrl_config(config, run_dir, task_count=len(tasks))
     _check_tasks(tasks, skyrl)
@@ -86,7 +82,7 @@ def _run(config: TrainConfig, run_dir: Path) -> None:
     if config.run_dir is None:
         _link_latest(run_dir)
     if not config.policy:
-        _check_model(skyrl.trainer.policy.model.path)
+        check_model(skyrl.trainer.policy.model.path)
     elif not config.resume:
         from trainer_integration.skyrl.policy import build_policy
 
@@ -161,7 +157,7 @@ def _train(
         evaluated=evaluated,
         evaluated_prompts=[config.prompt.messages(task.problem_statement) for task in evaluated or []],
         on_evaluation=Evaluations(Path(skyrl.trainer.log_path).parent / "evaluations", config.name, tracker),
-        after_setup=lambda: _log_to(Path(skyrl.trainer.log_path).parent),
+        after_setup=lambda: log_to(Path(skyrl.trainer.log_path).parent),
     )
     if config.backend == "gpu":
         seams.check_gpus(skyrl)
@@ -220,21 +216,6 @@ def _check_tasks(tasks: list[Task], skyrl: Any) -> None:
         )
 
 
-def _check_model(path: str) -> None:
-    """Raise ConfigError unless the model's tokenizer can be loaded: before anything is started."""
-    from transformers import AutoTokenizer
-
-    from trainer_integration.skyrl import smollm
-
-    if path == str(smollm.checkpoint()):
-        smollm.provide()
-    try:
-        AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"skyrl.trainer.policy.model.path={path} is no model that can be loaded: {reason}") from error
-
-
 class _Trackers:
     """All of a run's trackers as one; they are finished when the run ends, however it ends."""
 
@@ -272,36 +253,3 @@ def _check_installed() -> None:
         metadata.version("skyrl")
     except metadata.PackageNotFoundError as error:
         raise ConfigError("SkyRL is not installed: pip install 'minisandbox-ray[skyrl]'") from error
-
-
-def _check_gpu_software() -> None:
-    missing = [module for module in GPU_MODULES if importlib.util.find_spec(module) is None]
-    if missing:
-        raise ConfigError(
-            f"backend=gpu needs {', '.join(missing)}, not installed here: pip install 'minisandbox-ray[skyrl-gpu]' "
-            "on a machine with NVIDIA GPUs and CUDA, or set backend=cpu"
-        )
-
-
-def _quieten() -> None:
-    """Keep the terminal for one line per step."""
-    import skyrl.utils.log  # noqa: F401 (adds the terminal handler that is taken out here)
-    from loguru import logger
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    logger.remove()
-    logging.getLogger("skyrl").handlers.clear()
-    warnings.filterwarnings("ignore", message=".*set_vital.*")  # torchdata with a newer PyTorch
-
-
-def _log_to(run_dir: Path) -> None:
-    """What SkyRL and Python's logging have to say goes to a file."""
-    from loguru import logger
-
-    path = run_dir / "logs" / "train.log"
-    path.parent.mkdir(exist_ok=True)
-    logger.remove()
-    logger.add(path, level="INFO")
-    # SkyRL's workers would otherwise set Python's logging up to write to the terminal.
-    logging.basicConfig(filename=path, level=logging.INFO)

@@ -71,7 +71,7 @@ def skyrl_config(config: TrainConfig, run_dir: Path, task_count: int | None = No
     A policy from scratch trains on all tasks in each step, unless the user says otherwise; ``task_count`` (default: as
     many as are asked for) is how many there are.
     """
-    given = _flatten(SkyRLTrainConfig, config.skyrl, "")
+    given = flatten(SkyRLTrainConfig, config.skyrl, "")
     if config.policy and isinstance(config.tasks, QuickstartConfig):
         given.setdefault("trainer.train_batch_size", task_count or config.tasks.tasks)
     for key in given:
@@ -259,7 +259,7 @@ def _check_asynchronous(cfg: SkyRLTrainConfig) -> None:
     assert not trainer.update_ref_every_epoch, f"trainer.update_ref_every_epoch is not there {key}"
 
 
-def _flatten(schema: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
+def flatten(schema: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Dotted keys and values, each checked against the type in SkyRL's dataclasses."""
     hints = get_type_hints(schema)
     flat: dict[str, Any] = {}
@@ -269,7 +269,7 @@ def _flatten(schema: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]
             hint = suggestion(["skyrl", *key.split(".")], _known_keys(SkyRLTrainConfig, "skyrl."))
             raise ConfigError(f"unknown key skyrl.{key}{hint}")
         if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
-            flat |= _flatten(hints[name], value, f"{key}.")
+            flat |= flatten(hints[name], value, f"{key}.")
             continue
         try:
             flat[key] = TypeAdapter(hints[name]).validate_python(value)

@@ -23,9 +23,9 @@ from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout.export import chat, choose, read_trajectories
 from minisandbox_ray.telemetry import JsonlTracker
 from trainer_integration.skyrl import smollm
-from trainer_integration.skyrl.bridge import _check_gpu_software, _check_model, _log_to, _quieten
-from trainer_integration.skyrl.config import _flatten
+from trainer_integration.skyrl.config import flatten
 from trainer_integration.skyrl.conversation import Conversation, after_turn, end_of_turn
+from trainer_integration.skyrl.process import check_gpu_software, check_model, log_to
 from trainer_integration.skyrl.seams import LocalDispatch, LocalPolicyWorker, check_version, in_process, local_worker
 
 NEVER = 10**9
@@ -137,16 +137,15 @@ def run(config: SftConfig) -> Path:
     """Fine-tune; returns the checkpoint, which a training takes as its model. Raises MiniSandboxError."""
     check_version()
     if config.backend == "gpu":
-        _check_gpu_software()
-    _quieten()
+        check_gpu_software()
     model = str(smollm.checkpoint()) if config.model == smollm.NAME else config.model
     run_dir = (config.run_dir or Path("runs") / f"{config.name}-{datetime.now():%Y%m%d-%H%M%S}").expanduser().absolute()
     if (run_dir / "metrics.jsonl").exists():
         raise ConfigError(f"run_dir {run_dir} holds a run already: choose another, or remove it")
     cfg, skyrl = skyrl_configs(config, model, run_dir)
-    _check_model(model)
+    check_model(model)
     count, too_long = _prepare(config, AutoTokenizer.from_pretrained(model), run_dir)
-    _log_to(run_dir)
+    log_to(run_dir)
     print(f"{count} chats ({too_long} longer than {config.max_length} tokens left out); everything goes to {run_dir}")
     if config.backend == "gpu":
         initialize_ray(skyrl)
@@ -155,7 +154,7 @@ def run(config: SftConfig) -> Path:
         with in_process():
             trainer = LocalSFTTrainer(cfg, skyrl_cfg=skyrl)
             trainer.setup()
-            _log_to(run_dir)
+            log_to(run_dir)
             trainer.train()
             trainer.shutdown()
     exported = next((run_dir / "export").glob("global_step_*/policy"))
@@ -167,7 +166,7 @@ def run(config: SftConfig) -> Path:
 
 def skyrl_configs(config: SftConfig, model: str, run_dir: Path) -> tuple[SFTConfig, Any]:
     """SkyRL's configuration and the one that it makes for its workers. Raises ConfigError: one line."""
-    given = _flatten(SFTConfig, config.skyrl, "")
+    given = flatten(SFTConfig, config.skyrl, "")
     for key in given:
         if key in REFUSED:
             raise ConfigError(f"skyrl.{key} follows from the keys beside skyrl: see SftConfig")
