@@ -51,15 +51,16 @@ class MiniSandboxDeployment(AbstractDeployment):
         """Start the sandbox; one that runs is ended first. Raises DeploymentStartupError."""
         await self.stop()
         self._hooks.on_custom_step("Starting sandbox")
+        config = self._config
+
+        def work() -> tuple[Sandbox, ExitStack]:  # without `self`: the thread may hold it a little longer
+            return open_held(config.spec(), config.environment, config.tasks, config.task)
+
         try:
-            sandbox, self._held = await in_thread(self._open, discard=lambda pair: pair[1].close())
+            sandbox, self._held = await in_thread(work, discard=lambda pair: pair[1].close())
         except MiniSandboxError as error:
             raise DeploymentStartupError(str(error)) from error
         self._runtime = MiniSandboxRuntime(sandbox, logger=self.logger)
-
-    def _open(self) -> tuple[Sandbox, ExitStack]:
-        config = self._config
-        return open_held(config.spec(), config.environment, config.tasks, config.task)
 
     async def stop(self) -> None:
         """End the sandbox and what runs in it. Idempotent."""
