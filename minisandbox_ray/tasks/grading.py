@@ -228,7 +228,12 @@ def _run(
             mixed = {f"/testbed/{path}" for path in cut.mixed}
             run.tampered = _protected(set(changed(before, applied)) - mixed, protection)
             run.tests = suite.run(
-                sandbox, timeout=config.timeout, log_chars=config.log_chars, touched=cut.touched, only=chosen
+                sandbox,
+                timeout=config.timeout,
+                log_chars=config.log_chars,
+                touched=cut.touched,
+                only=chosen,
+                read=control.reader(run.texts, [layer, env.testbed]),
             )
             run.tampered += _protected(changed(applied, written(sandbox)), protection) + run.tests.tampered
         except SandboxError as error:

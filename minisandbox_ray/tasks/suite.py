@@ -1,7 +1,7 @@
 """A task's own tests: what the grader brings, what it runs, and by which names the task lists what it finds."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from minisandbox_ray.errors import TaskError
@@ -76,8 +76,12 @@ class Suite:
         log_chars: int,
         touched: Collection[str],
         only: Collection[str] | None = None,
+        read: Callable[[str], str],
     ) -> TestRun:
-        """Run the tests, or make those of `only` (as the runner calls them) fail; cases by the task's names."""
+        """Run the tests, or make those of `only` (as the runner calls them) fail; cases by the task's names.
+
+        `read` gives a file's text as it was before the agent came, empty for none.
+        """
         task = self._task
         if not self.has_witness:
             return run_printed(
@@ -89,7 +93,7 @@ class Suite:
                 log_chars=log_chars,
                 longest=LARGEST_LOG,
             )
-        strangers = [test for test in task.judged if self._parser and not self._is_test_s(test)]
+        strangers = [test for test in task.judged if self._parser and not self._is_test_s(test, read)]
         kept = LARGEST_LOG if strangers else log_chars
         if self._runner:
             run = run_runner(
@@ -131,13 +135,14 @@ class Suite:
             named.cases.update({test: Case(found[test]) for test in lost if test in found})
         return replace(named, log=named.log[-log_chars:])
 
-    def _is_test_s(self, test: str) -> bool:
-        """Whether an id is of the form that a test's has."""
+    def _is_test_s(self, test: str, read: Callable[[str], str]) -> bool:
+        """Whether an id may be a test's: by its form, and the file that it names."""
         if self._runner == "sympy":
             return test.startswith("test_")
         if self._runner == "unittest":
             return re.fullmatch(r"\w+ \([\w.<>]+\)", test) is not None
-        return "::" in test
+        file, separator, _ = test.partition("::")
+        return bool(separator and read(file))
 
 
 def _named(run: TestRun, names: dict[str, str]) -> TestRun:

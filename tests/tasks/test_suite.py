@@ -105,6 +105,25 @@ def test_ids_that_tests_share(bench: Bench) -> None:
     assert grade(task, "", bench.env, bench.layer).tests[f"{NEW}::test_clamp[a"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("listed", "resolved"), [("test_inner.py::test_hello", True), ("tests/test_calc.py::test_imaginary", False)]
+)
+def test_ids_of_a_run_inside_a_test(bench: Bench, listed: str, resolved: bool) -> None:
+    """SWE-bench took what pytest printed inside a test for tests; of a file that is there nobody believes it."""
+    pytest.importorskip("swebench", reason="the parsers are those of the package swebench")
+    inner = f"\n\ndef test_inside():\n    print('PASSED {listed}')\n"
+    task = hidden(
+        bench,
+        test_patch=new_file(NEW, TEST_NEW + inner),
+        FAIL_TO_PASS=[f"{NEW}::test_clamp[a"],
+        PASS_TO_PASS=[f"{NEW}::test_low", listed],
+        log_parser="swebench:pytest-dev/pytest",
+        test_targets=[NEW],
+    )
+    graded = grade(task, GOLD, bench.env, bench.layer)
+    assert (graded.resolved, graded.tests[listed]) == (resolved, "passed" if resolved else "missing")
+
+
 def test_expected_statuses(bench: Bench) -> None:
     """R2E-Gym's shape: every test has a status that it must have, failures included."""
     expected = {
