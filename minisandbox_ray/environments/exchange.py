@@ -31,10 +31,10 @@ from minisandbox_ray.environments.archive import (
     write_manifest,
 )
 from minisandbox_ray.environments.cache import sync_directory, write_atomically
-from minisandbox_ray.environments.room import disk_errors, writable_directory
+from minisandbox_ray.environments.room import disk_errors, is_full, writable_directory
 from minisandbox_ray.environments.spec import InterpreterId
 from minisandbox_ray.environments.store import NodeStore
-from minisandbox_ray.errors import ArchiveError, ConfigError, DamagedArchiveError
+from minisandbox_ray.errors import ArchiveError, ConfigError, DamagedArchiveError, StoreFullError
 
 INDEX = "export.json"
 _LARGEST_INDEX = 64 << 20
@@ -89,6 +89,10 @@ def export_environments(
     that this machine lacks, ConfigError for a place that can't be written and two files of tasks with one name,
     StoreFullError.
     """
+    if file.is_dir():
+        raise ConfigError(f"{file} is a directory, expected a file to write")
+    if not file.parent.is_dir():
+        raise ConfigError(f"cannot write {file}: {file.parent} is no directory")
     manifests = [read_manifest(archives, digest) for digest in dict.fromkeys(digests)]
     names = [path.name for path in tasks]
     for name in names:
@@ -132,6 +136,12 @@ def export_environments(
                 os.fsync(out.fileno())
                 total = out.tell()
             temporary.replace(file)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise StoreFullError(
+                f"cannot write {file} ({error.strerror}): free some space there, or choose a place on a larger disk"
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
     sync_directory(file.parent)

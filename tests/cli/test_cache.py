@@ -93,6 +93,7 @@ def test_what_is_exported_is_imported(
         ["gc", "--keep-tasks", "nowhere.jsonl"],
         ["export", "out.tar"],
         ["export", "0123456789", "out.tar"],
+        ["export", "--tasks", "tasks.jsonl", "--", "directory"],
         ["import", "nowhere.tar"],
     ],
 )
@@ -104,6 +105,8 @@ def test_bad_input_is_told_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "directory").mkdir()
+    tasks_of(planted[0], tmp_path / "tasks.jsonl")
     assert run(*words) == 2
     said = capsys.readouterr().err
     assert said.startswith("minisandbox_ray cache: ") and said.count("\n") == 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ import pytest
 from minisandbox_ray.environments import Manifest, NodeStore, read_manifest
 from minisandbox_ray.environments.archive import archive_path, fetched_mark
 from minisandbox_ray.environments.exchange import Index, export_environments, import_environments
-from minisandbox_ray.errors import ConfigError, DamagedArchiveError, MissingArchiveError
+from minisandbox_ray.errors import ConfigError, DamagedArchiveError, MissingArchiveError, StoreFullError
 
-from .conftest import plant, wait_until
+from .conftest import filled, on_small_disk, plant, wait_until
 
 
 @pytest.fixture
@@ -189,6 +190,36 @@ def test_a_damaged_archive_is_not_sent(here: tuple[Path, NodeStore], tmp_path: P
         export_environments(["0" * 64], tmp_path / "export.tar", archives, store)
     assert not list(tmp_path.glob("*export*"))
     assert not list((store.root / "scratch").iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "none/export.tar", "file/export.tar"])
+def test_a_place_for_no_file_is_refused_before_anything_is_packed(
+    name: str, here: tuple[Path, NodeStore], tmp_path: Path
+) -> None:
+    archives, store = here
+    manifest = plant(archives, "a")
+    archive_path(archives, manifest.digest).unlink()  # who packs would tell of this
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "file").write_text("")
+    with pytest.raises(ConfigError, match="director"):
+        export_environments([manifest.digest], place / name, archives, store)
+    assert left(place) == {"file"} and not list(tmp_path.glob(".place*"))
+
+
+def _export_to_a_full_disk(disk: Path, digest: str, archives: Path) -> None:
+    store = NodeStore(archives.parent / "store")
+    with filled(disk), pytest.raises(StoreFullError) as caught:
+        export_environments([digest], disk / "export.tar", archives, store)
+    assert "on a larger disk" in str(caught.value) and "MINISANDBOX_CACHE" not in str(caught.value)
+    assert not list(disk.iterdir())
+
+
+def test_a_full_disk_is_told_with_advice_that_helps(here: tuple[Path, NodeStore], tmp_path: Path) -> None:
+    archives, store = here
+    manifest = plant(archives, "a")
+    plant_interpreter(store, manifest)
+    on_small_disk(partial(_export_to_a_full_disk, digest=manifest.digest, archives=archives), tmp_path, 4)
 
 
 STOPPED = """
