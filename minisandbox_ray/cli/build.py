@@ -14,6 +14,7 @@ from rich.table import Table
 
 from minisandbox_ray.cli.building import BuildProgress, planning
 from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, choose_tasks, read_spec
+from minisandbox_ray.cli.terminal import add_row
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import save_tasks
 from minisandbox_ray.tasks.building import Builder, BuildReport, make_report, plan_jobs
@@ -101,14 +102,14 @@ def _print(report: BuildReport) -> None:
         for row in failed:
             last = row.message.strip().splitlines()
             said = last[0] if len(last) == 1 else last[-1].strip()
-            table.add_row(row.source, _ids(row.tasks), row.cause, f"{said[:200]}\n{row.log}")
-        console.print(table, markup=False)
+            add_row(table, row.source, _ids(row.tasks), row.cause, f"{said[:200]}\n{row.log}")
+        console.print(table)
     lost = [*report.refused, *report.unplanned]
     if lost:
         table = Table("row", "field", "reason", title="left out", title_justify="left")
         for each in lost[:50]:
-            table.add_row(each.instance_id, each.field, each.reason)
-        console.print(table, markup=False)
+            add_row(table, each.instance_id, each.field, each.reason)
+        console.print(table)
         if len(lost) > 50:
             print(f"… and {len(lost) - 50} more (--report has all)")
     counts = Counter(row.status for row in report.environments)

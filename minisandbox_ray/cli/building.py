@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from minisandbox_ray.cli.terminal import literal, plain
 from minisandbox_ray.tasks import Task
 from minisandbox_ray.tasks.building import Job, Outcome
 
@@ -63,13 +64,13 @@ class BuildProgress:
         took = f" in {outcome.seconds:.0f} s" if outcome.attempts else ""
         line = f"[{self._count}/{self._total}] {_name(outcome.job)}: {what}{took}"
         if self._bars:
-            self._bars.console.print(line, markup=False, highlight=False)
+            self._bars.console.print(literal(line))
         else:
-            print(line, file=sys.stderr, flush=True)
+            print(plain(line), file=sys.stderr, flush=True)
 
 
 def _bars(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
 
 

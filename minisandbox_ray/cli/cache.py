@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisandbox_ray.cli.inputs import archives_and_store
+from minisandbox_ray.cli.terminal import add_row, literal
 from minisandbox_ray.environments import BaseSystem, NodeStore, cache_root, describe, machine_directories
 from minisandbox_ray.environments.exchange import export_environments, import_environments
 from minisandbox_ray.environments.gc import collect_garbage
@@ -48,9 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _list(_: argparse.Namespace) -> int:
     archives, store = archives_and_store()
     rows = describe(store, archives)
-    table = Table(*(rows[0] if rows else ["empty"]), title=str(cache_root()))
+    table = Table(*(rows[0] if rows else ["empty"]), title=literal(str(cache_root())))
     for row in rows:
-        table.add_row(*row.values())
+        add_row(table, *row.values())
     Console().print(table)
     packed = [path.stat().st_size for path in archives.glob("*.tar.zst")]
     usage = store.usage()

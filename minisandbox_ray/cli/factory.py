@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisandbox_ray.cli.inputs import add_isolation, archives_and_store
+from minisandbox_ray.cli.terminal import add_row
 from minisandbox_ray.errors import ConfigError, first_line
 from minisandbox_ray.tasks import FactoryConfig, PackageSpec, make_tasks, save_tasks
 from minisandbox_ray.telemetry.progress import task_progress
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = Counter(task.repo for task in tasks)
     table = Table("package", "version", "tasks", "")
     for package in config.packages:
-        table.add_row(package.name, package.version, str(counts[package.name]), failures.get(package.name, ""))
+        add_row(table, package.name, package.version, str(counts[package.name]), failures.get(package.name, ""))
     Console().print(table)
     print(f"{len(tasks)} tasks of {len(counts)} packages in {arguments.out}")
     return 1 if failures else 0

@@ -23,6 +23,7 @@ from minisandbox_ray.cli import (
     trajectories,
     validate,
 )
+from minisandbox_ray.cli.terminal import plain
 from minisandbox_ray.errors import ConfigError, MiniSandboxError, named_wrong
 
 VERBS = {
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except MiniSandboxError as error:
-        print(f"minisandbox_ray {arguments.verb}: {error}", file=sys.stderr)
+        print(plain(f"minisandbox_ray {arguments.verb}: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except BrokenPipeError:  # who read our output has gone, as in `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if not (complaint := named_wrong(error)):
             raise
-        print(f"minisandbox_ray {arguments.verb}: {complaint}", file=sys.stderr)
+        print(plain(f"minisandbox_ray {arguments.verb}: {complaint}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"minisandbox_ray {arguments.verb}: interrupted", file=sys.stderr)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from minisandbox_ray.cli.inputs import add_isolation, read_tasks
+from minisandbox_ray.cli.terminal import plain
 from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task, require_environments
@@ -134,7 +135,7 @@ def play_batch(
             rows = [file.last[task.instance_id, sample] for task, sample in wanted]
             print(summary(rows, len(episodes), time.monotonic() - started, file.path))
             for owner, row in {row.failure_owner: row for row in rows if not row.is_finished}.items():
-                print(f"{row.instance_id} ({owner}): {row.failure}", file=sys.stderr)
+                print(plain(f"{row.instance_id} ({owner}): {row.failure}"), file=sys.stderr)
             return rows, file.path
     finally:
         signal.signal(signal.SIGTERM, before)

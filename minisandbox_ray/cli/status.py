@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minisandbox_ray.cli.inputs import add_address
+from minisandbox_ray.cli.terminal import add_row, literal
 
 WIDTH = 110
 """Of the tables at least, in characters: names of nodes are not cut."""
@@ -40,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(console: Console, name: str, stats: dict[str, Any]) -> None:
     headings = "node", "sandboxes", "store, GiB", "environments", "hit rate", "unpacking", "at most"
-    table = Table(*headings, title=f"pool {name}")
+    table = Table(*headings, title=literal(f"pool {name}"))
     for node in stats["nodes"].values():
         asked = node["hits"] + node["misses"]
-        table.add_row(
+        add_row(
+            table,
             node["name"] + (" (draining)" if node["draining"] else ""),
             f"{node['used']} of {node['slots']}",
             f"{node['store']['bytes'] / 2**30:.1f} of {node['store']['budget_bytes'] / 2**30:.0f}",

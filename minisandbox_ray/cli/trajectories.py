@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
 from minisandbox_ray.cli.rollout import check_positive
+from minisandbox_ray.cli.terminal import add_row, literal, plain
 from minisandbox_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _list(found: "Iterable[Trajectory]") -> int:
         outcome = f"failed ({each.failure_owner})" if each.failure_owner else _verdict(each)
         why = each.failure or (each.graded or {}).get("reason", "")
         row = (each.instance_id, str(each.sample), outcome, f"{each.reward:g}", str(len(each.turns)))
-        table.add_row(*row, f"{each.seconds.get('total', 0):.1f}", escape(why))
+        add_row(table, *row, f"{each.seconds.get('total', 0):.1f}", why)
     Console().print(table)
     return 0 if table.row_count else 1
 
@@ -132,18 +132,18 @@ def _show_one(found: "Iterable[Trajectory]", arguments: argparse.Namespace) -> i
         what = f"sample {arguments.sample} of task" if samples else "task"
         raise ConfigError(f"no {what} {arguments.task} among these trajectories")
     each, console = chosen[0], Console()
-    console.rule(f"{each.instance_id}, sample {each.sample}: {each.failure_owner or _verdict(each)}")
+    console.rule(literal(f"{each.instance_id}, sample {each.sample}: {each.failure_owner or _verdict(each)}"))
     if each.prompt:
-        console.print(Panel(escape(each.prompt), title="prompt"))
+        console.print(Panel(literal(each.prompt), title="prompt"))
     for number, turn in enumerate(each.turns, 1):
         status = "" if turn.exit_code is None else f", status {turn.exit_code}"
-        console.print(Panel(escape(turn.action), title=f"{number}: action"))
+        console.print(Panel(literal(turn.action), title=f"{number}: action"))
         text = turn.observation
         if len(text) > _SHOWN and not arguments.full:
             text = f"{text[:_SHOWN]}\n[{len(text) - _SHOWN} characters more: --full]"
-        console.print(Panel(escape(text), title=f"{number}: {turn.seconds:.2f} s{status}", border_style="dim"))
+        console.print(Panel(literal(text), title=f"{number}: {turn.seconds:.2f} s{status}", border_style="dim"))
     if each.diff:
-        console.print(Panel(Syntax(each.diff.encode("utf-8", "replace").decode(), "diff"), title="diff"))
+        console.print(Panel(Syntax(plain(each.diff), "diff"), title="diff"))
     why = each.failure or (each.graded or {}).get("reason", "")
-    console.print(f"reward {each.reward:g}{f': {why}' if why else ''}", markup=False)
+    console.print(literal(f"reward {each.reward:g}{f': {why}' if why else ''}"))
     return 0

@@ -9,6 +9,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from minisandbox_ray.cli.inputs import add_isolation, read_tasks
+from minisandbox_ray.cli.terminal import add_row
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task, require_environments, save_tasks
 from minisandbox_ray.tasks.validation import Validation, load_validation, stamped
@@ -90,7 +91,7 @@ def _print(rows: list[Validation], known: int) -> None:
     for row in rows:
         verdict = "[green]valid" if row.valid else f"[red]{row.reason}"
         mark = "" if row.witnessed else " (as printed)"
-        table.add_row(row.instance_id, _words(row.gold), _words(row.empty), f"{row.seconds:.1f}", verdict + mark)
+        add_row(table, row.instance_id, _words(row.gold), _words(row.empty), f"{row.seconds:.1f}", verdict + mark)
     Console().print(table)
     before = f", {known} found so before" if known else ""
     print(f"{sum(row.valid for row in rows)} of {len(rows)} tasks are valid{before}")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 
@@ -17,4 +18,4 @@ def task_progress() -> Iterator[Callable[[str, int, int], None]]:
         return
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("making tasks", total=None)
-        yield lambda what, done, total: progress.update(bar, description=what, completed=done, total=total)
+        yield lambda what, done, total: progress.update(bar, description=escape(what), completed=done, total=total)
