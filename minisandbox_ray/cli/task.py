@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         if not (folder / path).exists():
             raise ConfigError(f"--tests: {folder / path} does not exist")
     fix = _text(arguments.fix) if arguments.fix else ""
+    if arguments.fix and not fix.strip():
+        raise ConfigError(f"--fix {arguments.fix} holds no patch: a git diff is expected that makes the test pass")
     known = load_tasks(arguments.out) if arguments.out.exists() else []
     name = _name(arguments.id, folder, {task.instance_id for task in known}, arguments.out)
     manifest = build_spec(_spec(arguments), arguments.isolation)

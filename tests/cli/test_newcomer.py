@@ -44,6 +44,20 @@ def write_fix(folder: Path) -> Path:
     return fix
 
 
+@pytest.mark.parametrize("content", ["", " \n\n\t\n"])
+def test_a_fix_without_a_patch_is_refused_and_writes_no_task(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "calc").mkdir()
+    (tmp_path / "empty.patch").write_text(content)
+    assert main(["task", "new", "calc", "--fix", "empty.patch"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert "--fix empty.patch holds no patch" in said.err
+    assert not (tmp_path / "tasks.jsonl").exists()
+
+
 def test_from_a_folder_to_a_grade(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_fix(folder)
     if (status := main(["task", "new", "calc", "--fix", "fix.patch"])) == 1:
