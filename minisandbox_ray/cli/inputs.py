@@ -89,7 +89,13 @@ def read_tasks(name: str, isolation: Isolation = "strict") -> list[Task]:
 
 
 def find_task(name: str) -> Task:
-    """A task by ``FILE.jsonl:INSTANCE_ID``, or by its instance id among those that were made on this machine."""
+    """A task by ``FILE.jsonl:INSTANCE_ID``, or by its instance id among those that were made on this machine.
+
+    Raises ConfigError that tells which tasks there are.
+    """
+    if (file := name.removesuffix(":")).endswith(".jsonl"):
+        ids = [task.instance_id for task in load_tasks(file)]
+        raise ConfigError(f"say which task: {file}:{ids[0]}{_listed(ids)}" if ids else f"{file} holds no tasks")
     file, colon, instance_id = name.rpartition(":")
     files = [Path(file)] if colon else sorted((cache_root() / "tasks").glob("*.jsonl"))
     known: list[str] = []
@@ -100,5 +106,15 @@ def find_task(name: str) -> Task:
                 return task
             known.append(task.instance_id)
     near = difflib.get_close_matches(instance_id, known, n=3, cutoff=0.3)
-    hint = f"; near it: {', '.join(near)}" if near else "; make the quickstart's with `make train`"
+    if near:
+        hint = f"; near it: {', '.join(near)}"
+    elif known or colon:
+        hint = _listed(known) or "; it holds none"
+    else:
+        hint = "; make the quickstart's with `make train`"
     raise ConfigError(f"no task {instance_id} in {file if colon else cache_root() / 'tasks'}{hint}")
+
+
+def _listed(ids: list[str]) -> str:
+    more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
+    return f"; there are {', '.join(ids[:5])}{more}" if ids else ""

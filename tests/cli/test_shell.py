@@ -5,6 +5,13 @@ import pty
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
+
+from minisandbox_ray.cli.inputs import find_task
+from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.tasks import Task, save_tasks
 
 SHELL = [sys.executable, "-m", "minisandbox_ray", "shell"]
 
@@ -54,6 +61,33 @@ def test_bad_input_is_one_line_and_status_2() -> None:
         assert done.returncode == 2
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_file_of_tasks_without_one_of_its_ids_tells_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINISANDBOX_CACHE", str(tmp_path / "cache"))
+    task = Task(instance_id="calc-1", repo="calc", environment="a" * 64, FAIL_TO_PASS=["test_calc.py::test_add"])
+    save_tasks([task.model_copy(update={"instance_id": f"calc-{number}"}) for number in range(1, 8)], "tasks.jsonl")
+    save_tasks([], "none.jsonl")
+    for name, said in (
+        ("tasks.jsonl", "say which task: tasks.jsonl:calc-1; there are calc-1,"),
+        ("tasks.jsonl:", "say which task: tasks.jsonl:calc-1; there are calc-1,"),
+        (
+            "tasks.jsonl:nope",
+            "no task nope in tasks.jsonl; there are calc-1, calc-2, calc-3, calc-4, calc-5 and 2 more",
+        ),
+        ("tasks.jsonl:calc", "no task calc in tasks.jsonl; near it: calc-"),
+        ("none.jsonl", "none.jsonl holds no tasks"),
+        ("none.jsonl:nope", "no task nope in none.jsonl; it holds none"),
+        ("other.jsonl", "cannot read the task file other.jsonl: No such file"),
+        ("nope", "make the quickstart's with `make train`"),
+        ("n" * 5000, "make the quickstart's with `make train`"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            find_task(name)
+        assert said in str(caught.value)
 
 
 def test_without_a_terminal_it_reads_commands_like_bash() -> None:
