@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import tempfile
 from pathlib import Path
 from typing import get_args
 
@@ -47,6 +48,18 @@ def build_spec(spec: EnvSpec, isolation: Isolation, repo_mirror: Path | None = N
     archives, store = archives_and_store(isolation)
     with Console(stderr=True).status("building the environment"):
         return build_environment(spec, archives, store, repo_mirror=repo_mirror)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Raise ConfigError, before any work, for what is no file or in a place that takes none. Nothing is left there."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{option} {path} is {'a directory' if path.is_dir() else 'a device'}, expected a file")
+    folder = next(each for each in path.absolute().parents if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # modes say nothing about root, nor about /proc
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def choose_tasks(loaded: Loaded, only: str | None) -> tuple[list[Task], list[Refusal]]:

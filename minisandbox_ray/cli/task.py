@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, read_spec
+from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, check_writable, read_spec
 from minisandbox_ray.environments import Environment, EnvSpec, Source
 from minisandbox_ray.environments.services import open_sandbox
 from minisandbox_ray.errors import ConfigError
@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.tests:
         if not (folder / path).exists():
             raise ConfigError(f"--tests: {folder / path} does not exist")
+    check_writable(arguments.out, "--out")
     fix = _text(arguments.fix) if arguments.fix else ""
     if arguments.fix and not fix.strip():
         raise ConfigError(f"--fix {arguments.fix} holds no patch: a git diff is expected that makes the test pass")

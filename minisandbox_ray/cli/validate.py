@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from minisandbox_ray.cli.inputs import add_isolation, read_tasks
+from minisandbox_ray.cli.inputs import add_isolation, check_writable, read_tasks
 from minisandbox_ray.cli.terminal import add_row
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task, require_environments, save_tasks
@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--repeats must be at least 1, not {arguments.repeats}")
     if arguments.timeout is not None and not 0 < arguments.timeout <= 1e6:
         raise ConfigError(f"--timeout must be above 0 and at most 1e6 seconds, not {arguments.timeout:g}")
-    if arguments.only_valid and arguments.only_valid.is_dir():
-        raise ConfigError(f"--only-valid {arguments.only_valid} is a directory, expected a file")
+    if arguments.only_valid:
+        check_writable(arguments.only_valid, "--only-valid")
     tasks = read_tasks(arguments.tasks, arguments.isolation)
     if not tasks:
         raise ConfigError(f"{arguments.tasks} holds no tasks")

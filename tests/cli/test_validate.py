@@ -1,6 +1,7 @@
 """The verb validate, as far as it needs no cluster: what is known already."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,22 @@ def test_what_was_found_before_is_told_and_written(tmp_path: Path, capsys: pytes
         (["--repeats", "0"], "--repeats must be at least 1, not 0"),
         (["--timeout", "-1"], "--timeout must be above 0"),
         (["--only-valid", "."], "--only-valid . is a directory"),
+        (["--only-valid", "/dev/null"], "--only-valid /dev/null is a device"),
+        (["--only-valid", "/proc/x"], "cannot write /proc/x: "),
+        (["--only-valid", "/proc/version/x"], "cannot write /proc/version/x: Not a directory"),
     ],
 )
 def test_bad_input(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_tasks([TASK], tmp_path / "tasks.jsonl")
     assert main(["validate", str(tmp_path / "tasks.jsonl"), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err  # at once: the tasks, which there are none, are not even read
+    assert message in said and said.count("\n") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_takes_no_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+    assert main(["validate", "tasks.jsonl", "--only-valid", str(tmp_path / "closed" / "deep" / "valid.jsonl")]) == 2
+    assert "Permission denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
