@@ -97,7 +97,7 @@ class TrainConfig(BaseModel):
 
     name: str = "train"
     """Name of the run's directory and of the run in W&B."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the policy, of sampling and of the order of tasks: the same seed gives the same curve."""
     run_dir: Path | None = None
     """Where everything of the run is written; None: ``runs/<name>-<time>``."""

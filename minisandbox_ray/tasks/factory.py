@@ -86,7 +86,7 @@ class FactoryConfig(BaseModel):
     """The packages."""
     per_package: int = Field(4, ge=1)
     """Tasks wanted from each package."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Decides which mutations are tried in which order."""
     requirements: list[str] = ["pytest==8.3.4", "pluggy==1.5.0", "iniconfig==2.0.0", "packaging==24.2"]
     """What is installed to run every package's tests, pinned."""

@@ -1,8 +1,8 @@
 """A training run with SkyRL from start to end: tasks, policy, cluster, training, report."""
 
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from minisandbox_ray.cluster import connect
 from minisandbox_ray.config import TrainConfig
 from minisandbox_ray.environments import NodeStore, cache_root
+from minisandbox_ray.environments.cache import locked
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.rollout import EpisodePool, SandboxEnv
 from minisandbox_ray.tasks import Task, load_tasks, require_environments, save_tasks
@@ -30,6 +31,9 @@ from minisandbox_ray.telemetry.progress import task_progress
 from minisandbox_ray.telemetry.temporary import temporary_files_in
 from trainer_integration.skyrl.process import check_gpu_software, check_model, log_to, quieten
 
+LOCK = ".lock"
+"""In the run directory: held by the process that trains there."""
+
 
 def run(config: TrainConfig) -> None:
     """Train as configured; everything is written to the run directory, and nothing runs on when this returns.
@@ -41,10 +45,11 @@ def run(config: TrainConfig) -> None:
         return _resume(config)
     run_dir, is_new = _claim_run_dir(config)
     try:
-        with temporary_files_in(run_dir / "tmp"):
+        with _alone(run_dir), temporary_files_in(run_dir / "tmp"):
             _run(config, run_dir)
     except ConfigError:  # nothing was trained
-        (run_dir / "metrics.jsonl").unlink()
+        for name in ("metrics.jsonl", LOCK):
+            (run_dir / name).unlink(missing_ok=True)
         if is_new:
             shutil.rmtree(run_dir)
         raise
@@ -54,8 +59,20 @@ def _resume(config: TrainConfig) -> None:
     if config.run_dir is None:
         raise ConfigError("resume needs run_dir: the directory of the run that is to go on")
     run_dir = config.run_dir.expanduser().absolute()
-    with temporary_files_in(run_dir / "tmp"):
+    from trainer_integration.skyrl.resume import check_resume
+
+    check_resume(config, run_dir)  # before anything is touched, and before tasks are made
+    with _alone(run_dir), temporary_files_in(run_dir / "tmp"):
         _run(config, run_dir)
+
+
+@contextmanager
+def _alone(run_dir: Path) -> Iterator[None]:
+    """Raises ConfigError while another process trains there."""
+    with locked(run_dir / LOCK, wait=False) as is_ours:
+        if not is_ours:
+            raise ConfigError(f"run_dir {run_dir}: another process trains there just now")
+        yield
 
 
 def _run(config: TrainConfig, run_dir: Path) -> None:

@@ -32,26 +32,12 @@ def save_config(config: TrainConfig, run_dir: Path) -> None:
 def prepare_resume(config: TrainConfig, run_dir: Path, tasks: list[Task]) -> int:
     """Cut the run's record back to its last checkpoint; returns that checkpoint's step.
 
-    Raises ConfigError, with everything as it was, if there is nothing to go on from, or for other tasks or a key that
-    would make another training of it. What a kill left of a later checkpoint is removed.
+    Raises ConfigError, with everything as it was, as `check_resume` does and for other tasks. What a kill left of a
+    later checkpoint is removed.
     """
-    try:
-        saved = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"resume: run_dir {run_dir} holds no run of this version: {error.strerror}") from error
-    now = config.model_dump(mode="json")
-    changed = [key for key in _differing(saved, now, "") if not _may_change(key)]
-    if changed:
-        raise ConfigError(f"resume: {changed[0]} is not what the run in {run_dir} was started with: leave it as it was")
+    step = check_resume(config, run_dir)
     if not _has_tasks(run_dir / "tasks.jsonl", tasks):
         raise ConfigError(f"resume: the tasks are not those that the run was started with, {run_dir / 'tasks.jsonl'}")
-    step = _last_step(run_dir)
-    steps = config.skyrl.get("trainer", {}).get("max_training_steps")
-    if steps is not None and steps <= step:
-        raise ConfigError(
-            f"resume: the run in {run_dir} has come to step {step}, and skyrl.trainer.max_training_steps={steps} "
-            "leaves nothing to do"
-        )
     for folder in (run_dir / "checkpoints").glob("global_step_*"):
         if int(folder.name.rpartition("_")[2]) > step:
             shutil.rmtree(folder)
@@ -62,6 +48,27 @@ def prepare_resume(config: TrainConfig, run_dir: Path, tasks: list[Task]) -> int
     for evaluation in (run_dir / "evaluations").glob("step-*.jsonl"):
         if int(re.sub(r"\D", "", evaluation.stem) or 0) > step:
             evaluation.unlink()
+    return step
+
+
+def check_resume(config: TrainConfig, run_dir: Path) -> int:
+    """The step of the last checkpoint. Raises ConfigError if there is nothing to go on from, or for a key that would
+    make another training of it."""
+    try:
+        saved = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"resume: run_dir {run_dir} holds no run of this version: {error.strerror}") from error
+    now = config.model_dump(mode="json")
+    changed = [key for key in _differing(saved, now, "") if not _may_change(key)]
+    if changed:
+        raise ConfigError(f"resume: {changed[0]} is not what the run in {run_dir} was started with: leave it as it was")
+    step = _last_step(run_dir)
+    steps = config.skyrl.get("trainer", {}).get("max_training_steps")
+    if steps is not None and steps <= step:
+        raise ConfigError(
+            f"resume: the run in {run_dir} has come to step {step}, and skyrl.trainer.max_training_steps={steps} "
+            "leaves nothing to do"
+        )
     return step
 
 

@@ -47,7 +47,7 @@ class SftConfig(BaseModel):
     """Where everything is written, the model as ``model``; None: ``runs/<name>-<time>``."""
     backend: Literal["cpu", "gpu"] = "cpu"
     """``cpu``: in this process; ``gpu``: SkyRL's FSDP workers on a Ray cluster."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the order of chats."""
     model: str
     """The checkpoint to start from: a directory, a name on the hub, or ``smollm2``."""

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.config import load_config
+from minisandbox_ray.environments.cache import locked
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import Task, save_tasks
 from minisandbox_ray.tasks.validation import stamped
-from trainer_integration.skyrl.bridge import run
+from trainer_integration.skyrl.bridge import LOCK, run
+from trainer_integration.skyrl.resume import save_config
 
 QUICKSTART = f"config={Path(__file__).parents[3] / 'configs' / 'quickstart.yaml'}"
 
@@ -50,3 +52,30 @@ def test_a_refused_run_leaves_nothing(tmp_path: Path):
         with pytest.raises(ConfigError):
             _run(tmp_path / "run", override)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_another_process_trains_is_left_alone(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    (run_dir / "tmp").mkdir(parents=True)
+    config = load_config([QUICKSTART, f"run_dir={run_dir}", "resume=true"])
+    save_config(config, run_dir)
+    (run_dir / "checkpoints" / "global_step_2").mkdir(parents=True)
+    (run_dir / "metrics.jsonl").write_text('{"step": 2}\n')
+    (run_dir / "checkpoints" / "latest_ckpt_global_step.txt").write_text("2")
+    with locked(run_dir / LOCK), pytest.raises(ConfigError, match="another process trains there"):
+        run(config)
+    with pytest.raises(ConfigError, match="leaves nothing to do"):
+        _run(run_dir, "resume=true", "skyrl.trainer.max_training_steps=1")
+    assert (run_dir / "tmp").is_dir()
+
+
+def test_nothing_to_resume(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        _run(tmp_path / "run", "resume=true")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", ["-1", "99999999999999999999"])
+def test_seeds_that_no_generator_takes(seed: str):
+    with pytest.raises(ConfigError, match="seed"):
+        load_config([QUICKSTART, f"seed={seed}"])
