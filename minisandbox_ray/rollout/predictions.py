@@ -47,7 +47,8 @@ def read_predictions(path: Path) -> tuple[dict[str, Prediction], str]:
             prediction = Prediction.model_validate(entry)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise ConfigError(f"{path}, {where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            field = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+            raise ConfigError(f"{path}, {where}: {field}{first['msg']}") from error
         if prediction.instance_id in predictions:
             raise ConfigError(f"{path}, {where}: {prediction.instance_id} occurs twice")
         predictions[prediction.instance_id] = prediction

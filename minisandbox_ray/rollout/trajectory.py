@@ -100,11 +100,12 @@ def parse_trajectory(line: bytes, file: Path, number: int) -> Trajectory:
     """A line of a file. Raises ConfigError that names the line and the field of one that is no trajectory."""
     try:
         return Trajectory.model_validate(json.loads(line))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         what = "no trajectory"
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False)[0]
-            what += f": {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            field = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+            what += f": {field}{first['msg']}"
         raise ConfigError(f"{file}, line {number}: {what}") from error
 
 
@@ -119,6 +120,8 @@ class TrajectoryFile:
         self.path = directory / "trajectories.jsonl"
         self.last: dict[tuple[str, int], Trajectory] = {}
         """What the file holds by (instance_id, sample), without texts, diffs and grades."""
+        if directory.exists() and not directory.is_dir():
+            raise ConfigError(f"{directory} is no directory")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

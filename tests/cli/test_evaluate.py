@@ -64,8 +64,9 @@ def test_predictions_become_a_report(
         ("preds.json", "{", "is no JSON file of predictions"),
         ("preds.json", "{}", "holds no predictions"),
         ("preds.json", "7", "holds neither an object nor a list"),
-        ("preds.json", '{"calc__2": 7}', "calc__2: : Input should be"),
+        ("preds.json", '{"calc__2": 7}', "calc__2: Input should be"),
         ("preds.json", '[{"model_patch": ""}]', "entry 1: instance_id: Field required"),
+        ("preds.jsonl", "[]", "line 1: Input should be"),
         ("preds.jsonl", '{"instance_id": "calc__2", "model_patch": 7}', "line 1: model_patch: Input should be"),
         ("preds.jsonl", '{"instance_id": "a"}\n{"instance_id": "a"}', "line 2: a occurs twice"),
         ("preds.json", '{"other": {"model_patch": "x"}}', "has no task other of"),
@@ -80,6 +81,17 @@ def test_bad_predictions_are_one_line(
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
     assert said in shown.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_output(
+    file: Path, tasks: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("preds.json").write_text(json.dumps([prediction(tasks[0], FIX)]))
+    Path("fix.patch").write_text(FIX)
+    assert main(["evaluate", "preds.json", str(file), "--output", "fix.patch"]) == 2
+    assert capsys.readouterr().err == "minisandbox_ray evaluate: fix.patch is no directory\n"
+    assert Path("fix.patch").read_text() == FIX
 
 
 def test_missing_files_are_one_line(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
