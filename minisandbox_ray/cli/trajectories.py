@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
+from minisandbox_ray.cli.inputs import check_writable
 from minisandbox_ray.cli.rollout import check_positive
 from minisandbox_ray.cli.terminal import add_row, literal, plain
 from minisandbox_ray.errors import ConfigError
@@ -66,18 +67,24 @@ def run(arguments: argparse.Namespace) -> int:
 
     filters = ("per_task", "per_repository", "max_chars", "max_turns")
     check_positive(arguments, *filters)
+    if arguments.action in ("filter", "export-sft"):
+        check_writable(arguments.out, "--out")
     has_filter = arguments.resolved is not None or any(getattr(arguments, name) for name in filters)
     found = read_trajectories(arguments.files)
-    if arguments.action != "show" or has_filter:
+    if is_chosen := arguments.action != "show" or has_filter:
         options = {name: getattr(arguments, name) for name in filters}
         found = choose(found, resolved=arguments.resolved, **options)
-    if arguments.action == "show":
-        return _show_one(found, arguments) if arguments.task else _list(found)
+    if arguments.action == "show" and arguments.task:
+        return _show_one(found, arguments)
     first = next(found, None)
     if first is None:
-        print("no trajectory fits")
+        print("no trajectory fits" if is_chosen else f"no trajectory in {', '.join(map(str, arguments.files))}")
         return 1
-    count = _write(itertools.chain([first], found), arguments)
+    found = itertools.chain([first], found)
+    if arguments.action == "show":
+        _list(found)
+        return 0
+    count = _write(found, arguments)
     print(f"{count} trajectories in {arguments.out}")
     return 0
 
@@ -97,20 +104,23 @@ def _write(found: "Iterable[Trajectory]", arguments: argparse.Namespace) -> int:
             return count
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = out.with_name(f".{out.name}.partial")
-        with partial.open("wb") as file:
-            for each in found:
-                count += 1
-                line = each.line()
-                if arguments.action == "export-sft":
-                    line = json.dumps(chat(each, arguments.system)).encode() + b"\n"
-                file.write(line)
-        partial.replace(out)
+        try:
+            with partial.open("wb") as file:
+                for each in found:
+                    count += 1
+                    line = each.line()
+                    if arguments.action == "export-sft":
+                        line = json.dumps(chat(each, arguments.system)).encode() + b"\n"
+                    file.write(line)
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from error
     return count
 
 
-def _list(found: "Iterable[Trajectory]") -> int:
+def _list(found: "Iterable[Trajectory]") -> None:
     table = Table("task", "sample", "outcome", "reward", "turns", "seconds", "")
     for each in found:
         outcome = f"failed ({each.failure_owner})" if each.failure_owner else _verdict(each)
@@ -118,7 +128,6 @@ def _list(found: "Iterable[Trajectory]") -> int:
         row = (each.instance_id, str(each.sample), outcome, f"{each.reward:g}", str(len(each.turns)))
         add_row(table, *row, f"{each.seconds.get('total', 0):.1f}", why)
     Console().print(table)
-    return 0 if table.row_count else 1
 
 
 def _verdict(trajectory: "Trajectory") -> str:

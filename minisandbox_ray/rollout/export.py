@@ -1,5 +1,6 @@
 """Trajectories of a file: chosen from, and in the forms that others read."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ def read_trajectories(paths: Iterable[Path]) -> Iterator[Trajectory]:
         for number, trajectory in _lines(file):
             last[trajectory.instance_id, trajectory.sample] = number
         for number, trajectory in _lines(file):
-            if last[trajectory.instance_id, trajectory.sample] == number:
+            if last.get((trajectory.instance_id, trajectory.sample)) == number:  # the file may have grown
                 yield trajectory
 
 
@@ -29,11 +30,22 @@ def _lines(file: Path) -> Iterator[tuple[int, Trajectory]]:
     try:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n") or not line.strip():
+                if not line.strip() or _is_cut(line, number):
                     continue
                 yield number, parse_trajectory(line, file, number)
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _is_cut(line: bytes, number: int) -> bool:
+    """Whether a line is the beginning of one. What is all of a file, and begins like no trajectory, is not."""
+    if line.endswith(b"\n") or (number == 1 and not line.startswith(b"{")):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def choose(

@@ -1,9 +1,11 @@
 """Trajectories, chosen from and written in other forms."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from environments.conftest import filled, on_small_disk
 
 from minisandbox_ray.cli.main import main
 from minisandbox_ray.rollout.trajectory import Trajectory, TrajectoryFile, Turn
@@ -131,7 +133,8 @@ def test_show_lists_or_prints_one(
         (["show", "RUN", "--task", "a__1", "--sample", "9"], "no sample 9 of task a__1"),
         (["filter", "RUN", "--out", "/proc/no/such", "--per-task", "0"], "--per-task must be at least 1"),
         (["filter", "RUN", "--out", "/proc/no/such"], "cannot write /proc/no/such"),
-        (["filter", "BAD", "--out", "/proc/no/such"], "line 1: no trajectory: schema: Input should be 1"),
+        (["filter", "RUN", "--out", "RUN"], "is a directory, expected a file"),
+        (["filter", "BAD", "--out", "OUT"], "line 1: no trajectory: schema: Input should be 1"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -139,8 +142,52 @@ def test_bad_input_is_one_line(
 ) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(trajectory("a__1", 0, True).line().replace(b'"schema": 1', b'"schema": 99'))
-    places = {"RUN": str(output), "BAD": str(bad)}
+    places = {"RUN": str(output), "BAD": str(bad), "OUT": str(tmp_path / "out.jsonl")}
     assert main(["trajectories", *(places.get(argument, argument) for argument in arguments)]) == 2
     shown = capsys.readouterr()
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
     assert said in shown.err
+    assert not list(tmp_path.glob("*out*")) and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("", 1, "no trajectory in some.jsonl\n"),
+        ("null", 2, "some.jsonl, line 1: no trajectory: Input should be"),
+        ("garbage", 2, "some.jsonl, line 1: no trajectory\n"),
+        ('{"a": 1}', 2, "some.jsonl, line 1: no trajectory: instance_id: Field required"),
+        ("[" * 100_000, 2, "some.jsonl, line 1: no trajectory\n"),
+    ],
+)
+def test_a_file_without_a_trajectory_is_told(
+    line: str,
+    is_ended: bool,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("some.jsonl").write_text(line + "\n" * is_ended)
+    assert main(["trajectories", "show", "some.jsonl"]) == status
+    shown = capsys.readouterr()
+    assert said in (shown.out if status == 1 else shown.err) and len((shown.out + shown.err).splitlines()) == 1
+
+
+def test_a_trajectory_without_the_end_of_its_line_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "some.jsonl").write_bytes(trajectory("a__1", 0, True).line().strip())
+    assert main(["trajectories", "show", str(tmp_path / "some.jsonl")]) == 0
+    assert "a__1" in capsys.readouterr().out
+
+
+def _filter_to_a_full_disk(disk: Path, output: Path) -> None:
+    with filled(disk):
+        assert main(["trajectories", "filter", str(output), "--out", str(disk / "out.jsonl")]) == 2
+        assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+
+def test_a_full_disk_keeps_no_part(output: Path, tmp_path: Path) -> None:
+    on_small_disk(partial(_filter_to_a_full_disk, output=output), tmp_path, 4)
