@@ -185,7 +185,7 @@ def test_bad_input_is_one_line_and_status_2(
         assert said in complaint(capsys, *arguments, *out), arguments
     assert not (tmp_path / "out").exists()
     assert "line 1: no trajectory" in complaint(capsys, file, "--policy", "gold", "--output", tmp_path / "foreign")
-    assert "cannot write" in complaint(capsys, file, "--policy", "gold", "--output", file)
+    assert "is no directory" in complaint(capsys, file, "--policy", "gold", "--output", file)
 
 
 def trajectory(**fields: object) -> Trajectory:
