@@ -239,7 +239,7 @@ def _read_index(tar: tarfile.TarFile, file: Path) -> Index:
         return Index.model_validate_json(content.read())
     except ValidationError as error:
         what = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in what["loc"])
+        field = ".".join(str(part) for part in what["loc"]) or INDEX
         raise ConfigError(f"{file} is no export of environments that this version knows: {field}: {what['msg']}")
 
 

@@ -113,6 +113,10 @@ def another_format(name: str, data: bytes) -> tuple[str, bytes]:
     return name, json.dumps({**json.loads(data), "format": 2}).encode() if name == "export.json" else data
 
 
+def no_index(name: str, data: bytes) -> tuple[str, bytes]:
+    return name, b"null" if name == "export.json" else data
+
+
 def another_s_manifest(name: str, data: bytes) -> tuple[str, bytes]:
     """Both hashes are right, and the two do not belong together."""
     if name == "export.json":
@@ -128,7 +132,7 @@ LAST = Index(format=1, members=[])
 
 
 @pytest.mark.parametrize(
-    "how", [flip, leave_out_the_last, climb, climb_in_the_index_too, another_format, another_s_manifest]
+    "how", [flip, leave_out_the_last, climb, climb_in_the_index_too, another_format, no_index, another_s_manifest]
 )
 def test_what_was_changed_on_the_way_is_refused_in_one_line_and_nothing_lands(
     how: Callable[[str, bytes], tuple[str, bytes] | None],
@@ -144,7 +148,7 @@ def test_what_was_changed_on_the_way_is_refused_in_one_line_and_nothing_lands(
     change(file, how)
     with pytest.raises(ConfigError) as caught:
         import_environments(file, archives, store, tasks)
-    assert "\n" not in str(caught.value) and str(file) in str(caught.value)
+    assert "\n" not in str(caught.value) and str(file) in str(caught.value) and ": :" not in str(caught.value)
     assert left(archives.parent) == set()
 
 
