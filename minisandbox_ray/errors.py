@@ -6,7 +6,10 @@ and masked out of the training loss where it persists.
 
 import errno
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Owner = Literal["agent", "task", "sandbox", "cluster", "model", "user"]
 
@@ -80,3 +83,11 @@ def named_wrong(error: OSError) -> str:
     if error.errno not in _NAMED_WRONG or error.filename is None:
         return ""
     return f"cannot use {os.fsdecode(error.filename)[:300]}: {error.strerror}"
+
+
+def first_wrong(error: "ValidationError", whole: str = "") -> str:
+    """The first thing that is wrong with data, as ``field: what``; ``whole`` names the data where no field is at fault,
+    empty for nothing."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or whole
+    return f"{field}: {first['msg']}" if field else first["msg"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ConfigError, first_wrong
 
 
 def read_model[Model: BaseModel](path: Path, model: type[Model]) -> Model:
@@ -18,7 +18,5 @@ def read_model[Model: BaseModel](path: Path, model: type[Model]) -> Model:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
         article = "an" if model.__name__[0] in "AEIOU" else "a"
-        raise ConfigError(f"{path} is not {article} {model.__name__}: {field}: {first['msg']}") from error
+        raise ConfigError(f"{path} is not {article} {model.__name__}: {first_wrong(error, 'the file')}") from error

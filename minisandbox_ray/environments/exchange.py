@@ -34,7 +34,7 @@ from minisandbox_ray.environments.cache import sync_directory, write_atomically
 from minisandbox_ray.environments.room import disk_errors, is_full, writable_directory
 from minisandbox_ray.environments.spec import InterpreterId
 from minisandbox_ray.environments.store import NodeStore
-from minisandbox_ray.errors import ArchiveError, ConfigError, DamagedArchiveError, StoreFullError
+from minisandbox_ray.errors import ArchiveError, ConfigError, DamagedArchiveError, StoreFullError, first_wrong
 
 INDEX = "export.json"
 _LARGEST_INDEX = 64 << 20
@@ -238,9 +238,8 @@ def _read_index(tar: tarfile.TarFile, file: Path) -> Index:
         assert content is not None
         return Index.model_validate_json(content.read())
     except ValidationError as error:
-        what = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in what["loc"]) or INDEX
-        raise ConfigError(f"{file} is no export of environments that this version knows: {field}: {what['msg']}")
+        what = first_wrong(error, INDEX)
+        raise ConfigError(f"{file} is no export of environments that this version knows: {what}")
 
 
 def _receive(

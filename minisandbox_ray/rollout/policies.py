@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ConfigError, first_wrong
 from minisandbox_ray.tasks import Task
 from minisandbox_ray.yaml_file import read_model
 
@@ -127,11 +127,8 @@ def _read_recordings(path: Path) -> tuple[dict[tuple[str, int | None], list[str]
         try:
             recording = Recording.model_validate(json.loads(line))
         except ValueError as error:
-            field = ""
-            if isinstance(error, ValidationError):
-                first = error.errors(include_url=False)[0]
-                field = f": {'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ConfigError(f"{path}, line {number}: no recording (instance_id, sample, actions){field}") from error
+            why = f": {first_wrong(error)}" if isinstance(error, ValidationError) else ""
+            raise ConfigError(f"{path}, line {number}: no recording (instance_id, sample, actions){why}") from error
         # Of a trajectory that was tried again the last line counts.
         recorded[recording.instance_id, recording.sample] = recording.actions
     return recorded, content

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minisandbox_ray.errors import ConfigError
+from minisandbox_ray.errors import ConfigError, first_wrong
 from minisandbox_ray.rollout.policies import Policy, Scripted
 from minisandbox_ray.tasks import Task
 
@@ -46,9 +46,7 @@ def read_predictions(path: Path) -> tuple[dict[str, Prediction], str]:
         try:
             prediction = Prediction.model_validate(entry)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
-            raise ConfigError(f"{path}, {where}: {field}{first['msg']}") from error
+            raise ConfigError(f"{path}, {where}: {first_wrong(error)}") from error
         if prediction.instance_id in predictions:
             raise ConfigError(f"{path}, {where}: {prediction.instance_id} occurs twice")
         predictions[prediction.instance_id] = prediction

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minisandbox_ray.errors import ConfigError, MiniSandboxError, Owner
+from minisandbox_ray.errors import ConfigError, MiniSandboxError, Owner, first_wrong
 from minisandbox_ray.tasks import Task
 
 TRIED_AGAIN: frozenset[Owner | None] = frozenset({"sandbox", "cluster", "model"})
@@ -103,9 +103,7 @@ def parse_trajectory(line: bytes, file: Path, number: int) -> Trajectory:
     except (ValueError, RecursionError) as error:
         what = "no trajectory"
         if isinstance(error, ValidationError):
-            first = error.errors(include_url=False)[0]
-            field = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
-            what += f": {field}{first['msg']}"
+            what += f": {first_wrong(error)}"
         raise ConfigError(f"{file}, line {number}: {what}") from error
 
 
