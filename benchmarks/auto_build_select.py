@@ -8,7 +8,8 @@ Candidates are the names with a rank up to 5000, sorted, then shuffled with the 
 counts if its newest source distribution that is no pre-release is at most 2 MiB and ships a file that pytest would look
 into, test_*.py or *_test.py. That is read off the archive's listing; nothing is unpacked, built or run. None that
 counts is left out, whatever it may need, but those in the lists that `--without` names: others were drawn from them.
-The index is asked for at most `--asked` names: a list may be shorter than `--count`.
+The index is asked for at most `--asked` names, one in two seconds: a list may be shorter than `--count`. It is not
+asked for names which tell that their projects are stubs or prebuilt libraries: these have no tests.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import random
 import re
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,14 +29,18 @@ from minisandbox_ray.tasks.automatic.index import Sdist, download, newest_sdist
 
 RANK = 5000
 LARGEST = 2 << 20
+NEVER = re.compile(r"(types|mypy-boto3|nvidia)-.*|.*-stubs")
+"""Names of stubs and prebuilt libraries. The first two lists were drawn without this: none of these would count."""
+PAUSE = 2.0
+"""Seconds between two names."""
 
 
 def candidates(names: Path, seed: int) -> list[str]:
-    """All names of the rank, in the order of the seed."""
+    """All names of the rank that may have tests, in the order of the seed."""
     rows = (line.split("\t") for line in names.read_text(encoding="utf-8").splitlines()[1:])
     ranked = sorted(row[0] for row in rows if len(row) > 3 and row[3].isdigit() and int(row[3]) <= RANK)
     random.Random(seed).shuffle(ranked)
-    return ranked
+    return [name for name in ranked if not NEVER.fullmatch(name)]
 
 
 def listing(name: str, data: bytes) -> list[str]:
@@ -70,6 +76,7 @@ def select(names: list[str], count: int, most_asked: int) -> Iterator[str]:
     for asked, name in enumerate(names[:most_asked]):
         if found == count:
             return
+        time.sleep(PAUSE if asked else 0)
         sdist = newest_sdist(name)
         reason, data = why_not(sdist)
         print(f"{asked + 1:4} {name}: {reason or 'counts'}", file=sys.stderr, flush=True)

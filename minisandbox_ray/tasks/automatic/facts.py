@@ -14,8 +14,11 @@ from minisandbox_ray.tasks.automatic.requirements import merged, name_of, parse,
 from minisandbox_ray.tasks.automatic.tree import SourceTree, is_test_file
 
 _TESTS = re.compile(
-    r"(unit|all|integration|run)?[-_.]?(tests?|testing|tests_require|test[-_](requires?|deps|all|base|suite)|pytest)"
+    r"(unit|all|integration|run|hatch)?[-_.]?"
+    r"(tests?|testing|tests_require|test[-_](requires?|deps|all|base|suite)|pytest|unittests?)"
 )
+_LIKE_TESTS = re.compile(r"(\w+[-_.])*(tests?|testing|pytest|check)([-_.]\w+)*")
+"""Names that are looked at where no other group or extra is for tests."""
 _DEVELOPMENT = re.compile(r"dev|develop|development|dev[-_]dependencies|ci|all|full|complete")
 _TEST_REQUIREMENTS = re.compile(r"(^|[/_.-])(tests?|testing|unittests?|pytest)([/_.-]|\d*\.)", re.IGNORECASE)
 _OTHER_REQUIREMENTS = re.compile(
@@ -36,6 +39,7 @@ _VERSION_VARIABLES = {
 """Build tools that ask git for the version, and the variable that tells them instead: a build's git has one commit."""
 _COMPILED = (".pyx", ".pxd", ".c", ".cc", ".cpp", ".cxx", ".f90", ".rs", ".f")
 _SKIPPED = re.compile(r"(^|/)(docs?|examples?|benchmarks?|build|dist|node_modules|vendor|_vendor|third_party|\.[^/]+)/")
+_GENERATED = re.compile(r"(^|/)(build/lib|node_modules|site-packages|\.[^/]+)/")
 _MOST_TARGETS = 40
 _MOST_TEXT = 4 << 20
 
@@ -93,17 +97,19 @@ def detect(tree: SourceTree) -> Facts:
     )
     sources = [project, cfg, py, metadata]
     name = _first(each.name for each in sources)
-    test_files = sorted(path for path in tree.paths if is_test_file(path) and not _SKIPPED.search(path))
+    all_test_files = sorted(path for path in tree.paths if is_test_file(path) and not _GENERATED.search(path))
+    test_files = [path for path in all_test_files if not _SKIPPED.search(path)] or all_test_files
     settings = runners.read_pytest(tree, project)
-    targets = _targets(tree, settings.test_paths, test_files)
+    tox = runners.read_tox(tree, project)
+    targets = _targets(tree, settings.test_paths or tox.words, test_files)
     build_requires = merged([each.build_requires for each in sources], keep_all=True)
     tools = {name_of(text) for text in build_requires} | (
         {"pbr"} if re.search(r"\bpbr\b", tree.text("setup.py")) else set()
     )
     if "use_scm_version" in tree.text("setup.py") or "setuptools_scm" in project.tools:
         tools.add("setuptools-scm")
-    tox, variables = runners.read_tox(tree)
-    declared = _test_requirements(tree, sources, name, tox.requirements, tox.extras)
+    variables = tox.variables
+    declared = _test_requirements(tree, sources, name, tox.lines.requirements, tox.lines.extras)
     imported = [
         project_of(module) for module in imported_by_tests(tree, _readable_tests(tree, targets)) if module in OF_TESTS
     ]
@@ -175,9 +181,10 @@ def _test_requirements(
     files = _requirement_files(tree)
     wanted = {extra.lower() for extra in [*tox_extras, *nox.extras]}
 
-    def expand(extra: str, depth: int = 0) -> list[str]:
+    def spread(texts: list[str], depth: int = 0) -> list[str]:
+        """Requirements, with what the project's own extras among them stand for."""
         listed: list[str] = []
-        for text in extras.get(extra, []):
+        for text in texts:
             requirement = parse(text)
             if requirement and canonicalize_name(requirement.name) == canonicalize_name(name or "-"):
                 if depth < 5:
@@ -186,9 +193,12 @@ def _test_requirements(
                 listed.append(text)
         return listed
 
+    def expand(extra: str, depth: int = 0) -> list[str]:
+        return spread(extras.get(extra, []), depth)
+
     def gather(kind: re.Pattern[str], paths: re.Pattern[str]) -> list[list[str]]:
         found = [expand(extra) for extra in extras if kind.fullmatch(extra) or extra in wanted]
-        found += [listed for group, listed in groups.items() if kind.fullmatch(group)]
+        found += [spread(listed) for group, listed in groups.items() if kind.fullmatch(group)]
         if kind is _TESTS:
             found.append(tox)
         for path in files:
@@ -198,8 +208,9 @@ def _test_requirements(
         return found
 
     found = [*gather(_TESTS, _TEST_REQUIREMENTS), nox.requirements]
-    if not any(found):
-        found = gather(_DEVELOPMENT, _AS_DEVELOPMENT)
+    for kind in (_DEVELOPMENT, _LIKE_TESTS):
+        if not any(found):
+            found = gather(kind, _AS_DEVELOPMENT)
     return found
 
 
@@ -287,6 +298,9 @@ def _plugins(tree: SourceTree, settings: runners.PytestSettings, targets: list[s
         "pytest-django": runner == "django" or "mark.django_db" in text,
         "pytest-mock": "mocker" in arguments,
         "pytest-timeout": "--timeout" in words or re.search(r"^timeout\s*=", words, re.MULTILINE) is not None,
+        "pytest-env": re.search(r"^env\s*=", words, re.MULTILINE) is not None,
+        "pytest-trio": re.search(r"^trio_mode\s*=", words, re.MULTILINE) is not None,
+        "pytest-aiohttp": "aiohttp_client" in arguments,
         "pytest-benchmark": "--benchmark" in words or "benchmark" in arguments,
         "pytest-socket": "--disable-socket" in words or "--allow-hosts" in words,
         "pytest-xdist": re.search(r"(^|\s)(-n|--dist|--numprocesses)[\s=]", words) is not None,

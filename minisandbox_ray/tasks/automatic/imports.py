@@ -167,6 +167,48 @@ PROJECTS = {
     "winreg": "",
     "_winapi": "",
     "pythoncom": "",
+    "absl": "absl-py",
+    "airflow": "apache-airflow",
+    "azure.storage.blob": "azure-storage-blob",
+    "azure.storage.queue": "azure-storage-queue",
+    "azure.storage.filedatalake": "azure-storage-file-datalake",
+    "azure.keyvault.secrets": "azure-keyvault-secrets",
+    "azure.keyvault.keys": "azure-keyvault-keys",
+    "bson": "pymongo",
+    "can": "python-can",
+    "cassandra": "cassandra-driver",
+    "cpuinfo": "py-cpuinfo",
+    "dns": "dnspython",
+    "google.api": "googleapis-common-protos",
+    "google.api_core": "google-api-core",
+    "google.auth": "google-auth",
+    "google.genai": "google-genai",
+    "google.generativeai": "google-generativeai",
+    "google.iam": "grpc-google-iam-v1",
+    "google.oauth2": "google-auth",
+    "google.resumable_media": "google-resumable-media",
+    "google.rpc": "googleapis-common-protos",
+    "google.type": "googleapis-common-protos",
+    "gridfs": "pymongo",
+    "hcl2": "python-hcl2",
+    "ignite": "pytorch-ignite",
+    "markdown_it": "markdown-it-py",
+    "oslo_config": "oslo.config",
+    "oslo_context": "oslo.context",
+    "oslo_i18n": "oslo.i18n",
+    "oslo_log": "oslo.log",
+    "oslo_serialization": "oslo.serialization",
+    "oslo_utils": "oslo.utils",
+    "osgeo": "",
+    "past": "future",
+    "psycopg": "psycopg[binary]",
+    "pyVmomi": "pyvmomi",
+    "pywt": "PyWavelets",
+    "saml2": "pysaml2",
+    "skopt": "scikit-optimize",
+    "snowflake": "snowflake-connector-python",
+    "umap": "umap-learn",
+    "Xlib": "python-xlib",
 }
 """Projects that are not called as their module. Empty: no project has it, or it can't be told which."""
 
@@ -214,15 +256,16 @@ def project_of(module: str) -> str:
     the sandboxes of this environment only.
     """
     parts = module.split(".")
+    for count in range(min(len(parts), 3), 1, -1):
+        if (name := ".".join(parts[:count])) in PROJECTS:
+            return PROJECTS[name]
     for namespace, join in NAMESPACES.items():
         inner = module.removeprefix(f"{namespace}.").split(".")
         if module.startswith(f"{namespace}.") and inner[0].islower():
             return f"{namespace}.{inner[0]}".replace(".", join).replace("_", "-")
-    for count in range(min(len(parts), 2), 0, -1):
-        name = ".".join(parts[:count])
-        if name in PROJECTS:
-            return PROJECTS[name]
     top = parts[0]
+    if top in PROJECTS:
+        return PROJECTS[top]
     if top in sys.stdlib_module_names or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", top):
         return ""
     return top.replace("_", "-")

@@ -28,12 +28,9 @@ class Declared:
 
 
 def read(tree: SourceTree) -> Declared:
-    """Of the tree's pyproject.toml; nothing if there is none or it does not parse."""
+    """Of the tree's pyproject.toml and hatch.toml; nothing if there is none or it does not parse."""
     found = Declared()
-    try:
-        document = tomllib.loads(tree.text("pyproject.toml"))
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError):
-        return found
+    document = toml_table(tree.text("pyproject.toml"))
     system = _table(document, "build-system")
     found.backend = _text(system.get("build-backend"))
     found.build_requires = _texts(system.get("requires"))
@@ -46,13 +43,22 @@ def read(tree: SourceTree) -> Declared:
         found.groups.setdefault(group, []).extend(_texts(listed))
     if listed := _texts(_table(found.tools, "uv").get("dev-dependencies")):
         found.groups.setdefault("dev", []).extend(listed)
-    for name, environment in _table(found.tools, "hatch", "envs").items():
+    environments = _table(found.tools, "hatch", "envs") | _table(toml_table(tree.text("hatch.toml")), "envs")
+    for name, environment in environments.items():
         if isinstance(environment, dict):
             listed = _texts(environment.get("dependencies")) + _texts(environment.get("extra-dependencies"))
             for extra in _texts(environment.get("features")):
                 listed += found.extras.get(extra, [])
             found.groups.setdefault("dev" if name == "default" else name, []).extend(listed)
     return found
+
+
+def toml_table(text: str) -> dict[str, Any]:
+    """A TOML document; empty if it does not parse."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError):
+        return {}
 
 
 def _read_project(found: Declared, project: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from minisandbox_ray.tasks.automatic import directory, django
 from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
-from minisandbox_ray.tasks.automatic.imports import OF_TESTS, PROJECTS, project_of
+from minisandbox_ray.tasks.automatic.imports import NAMESPACES, OF_TESTS, PROJECTS, project_of
 from minisandbox_ray.tasks.automatic.plans import Plan, build_tools
 from minisandbox_ray.tasks.automatic.requirements import name_of, parse
 from minisandbox_ray.tasks.automatic.tables import (
@@ -29,7 +29,7 @@ from minisandbox_ray.tasks.automatic.tables import (
     PROGRAMS,
     SYSTEM_PROGRAMS,
 )
-from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests
+from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests, is_test_file
 from minisandbox_ray.tasks.automatic.trial import Trial
 
 
@@ -74,7 +74,7 @@ def missing_system_package(log: str) -> tuple[str, list[str]]:
 
 def _matches(pattern: str, log: str) -> list[Any]:
     """What the groups of it are, each once: texts, or tuples where there are several."""
-    return list(dict.fromkeys(re.findall(pattern, log)))
+    return list(dict.fromkeys(re.findall(pattern, log, re.MULTILINE)))
 
 
 # What a build says
@@ -244,20 +244,25 @@ def binary_instead(failure: Failure) -> Plan | None:
 
 def system_package(failure: Failure) -> Plan | None:
     """A header or a program of Debian's."""
-    _, packages = missing_system_package(failure.log)
+    lacking, packages = missing_system_package(failure.log)
     more = [name for name in packages if name not in failure.plan.system_packages]
     if not failure.in_build or not more:
         return None
+    if lacking == "Rust compiler" and _is_release(failure) and not failure.tree.has_folder("vendor"):
+        return None  # its crates would have to come from elsewhere: see `own_wheel`
     return failure.plan.changed(", ".join(more), system_packages=[*failure.plan.system_packages, *more])
+
+
+def _is_release(failure: Failure) -> bool:
+    """Whether the source is a source distribution."""
+    return bool("PKG-INFO" in failure.tree.paths and failure.facts.name and failure.facts.version)
 
 
 def own_wheel(failure: Failure) -> Plan | None:
     """Sources in another language that can't be compiled here: a source distribution's release may have a wheel."""
-    said = (
-        r"cargo|rustc|maturin|[Cc][Mm]ake|meson|fatal error:|command '[^']*(gcc|g\+\+|cc|swig|go)' failed|error: linker"
-    )
-    is_release = "PKG-INFO" in failure.tree.paths and failure.facts.name and failure.facts.version
-    if not failure.in_build or not is_release or not re.search(said, failure.log):
+    said = r"cargo|rustc|Rust compiler|maturin|[Cc][Mm]ake|meson|fatal error:|error: linker"
+    said += r"|command '[^']*(gcc|g\+\+|cc|swig|go)' failed"
+    if not failure.in_build or not _is_release(failure) or not re.search(said, failure.log):
         return None
     if failure.plan.strategy in {"wheel", "path"}:
         return None
@@ -362,6 +367,12 @@ def missing_module(failure: Failure) -> Plan | None:
     projects = [
         name for name in _matches(r"pip3? install [`'\"]?([\w-]+(?:\[[\w,-]+\])?)", failure.log)[:3] if parse(name)
     ]
+    for shared in {name.partition(".")[0] for name in NAMESPACES} & set(modules):
+        # Of a package that many projects share, only the line above the error tells the part.
+        modules += _matches(rf"^ +(?:from|import) ({shared}\.[\w.]+)", failure.log)
+    if failure.trial.cause.startswith("no test "):
+        modules += _matches(r"^SKIPPED .*could not import '([\w.]+)'", failure.log)
+        modules += _matches(r"^SKIPPED .*No module named '?([\w.]+)'?", failure.log)
     for module in modules:
         folder, top = _folder_of(failure.tree, module), module.partition(".")[0]
         # A package may have a module yaml.py of its own, and want PyYAML.
@@ -380,7 +391,7 @@ def missing_module(failure: Failure) -> Plan | None:
 
 
 def missing_init(failure: Failure) -> Plan | None:
-    """Modules that tests import from a package of theirs whose __init__.py was not shipped: it is given one."""
+    """Modules that tests import from a package of theirs that has no __init__.py: it is given one."""
     plan, why = failure.plan, list[str]()
     for name, package in _matches(r"cannot import name '(\w+)' from '([\w.]+)' \(unknown location\)", failure.log):
         path = f"{package.replace('.', '/')}/__init__.py"
@@ -388,6 +399,13 @@ def missing_init(failure: Failure) -> Plan | None:
         is_lacking = path not in failure.tree.paths and failure.tree.has_folder(path.rpartition("/")[0])
         if is_lacking and name in sys.stdlib_module_names and command not in plan.prepare:
             plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, f"{name} in {path}"]
+    for module in _matches(r"No module named '(tests?\.[\w.]+)'", failure.log):
+        # Another package of that name, Python's own "test" or one that a project brought along, hides a folder.
+        folder = module.partition(".")[0]
+        path, command = f"{folder}/__init__.py", f"touch {folder}/__init__.py"
+        is_there = _folder_of(failure.tree, module) == "" or failure.tree.has_folder(module.replace(".", "/"))
+        if is_there and path not in failure.tree.paths and command not in plan.prepare:
+            plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, path]
     return None if failure.in_build or not why else plan.changed(", ".join(why))
 
 
@@ -505,7 +523,7 @@ def old_pytest(failure: Failure) -> Plan | None:
             11,
         ),
         (
-            r"PytestRemovedIn8|support for nose|nose-specific method|nose.*setup\(self\)",
+            r"PytestRemovedIn8|support for nose|nose-specific method|nose.*setup\(self\)|'CallSpec2' object has no",
             8,
             12,
         ),
@@ -520,6 +538,19 @@ def old_pytest(failure: Failure) -> Plan | None:
             if found:
                 return found
     return None
+
+
+def pinned_pytest(failure: Failure) -> Plan | None:
+    """A pytest or plugins that the tests' requirements hold back, where they do not run on this interpreter."""
+    said = (
+        r"INTERNALERROR|argument: 'type_comment|field \"\w+\" is required for|No module named 'imp'|PytestPluginManager"
+    )
+    said += r"|_pytest/assertion/rewrite\.py|PluginValidationError|importlib_metadata"
+    if failure.in_build or "pytest does not start" not in failure.trial.cause or not re.search(said, failure.log):
+        return None
+    plan = failure.plan
+    bare = [_bare(text) if name_of(text).startswith("pytest") else text for text in plan.requirements]
+    return plan.changed("pytest of any version", requirements=bare) if bare != plan.requirements else None
 
 
 def newer_pytest(failure: Failure) -> Plan | None:
@@ -553,6 +584,38 @@ def warnings_as_errors(failure: Failure) -> Plan | None:
     return _options(failure, ["-W", "default"], "warnings are no errors")
 
 
+def doctests(failure: Failure) -> Plan | None:
+    """Doctests of all modules, some of which can't be imported: they are left out, the tests remain."""
+    option, uncollected = "--doctest-modules", failure.trial.uncollected
+    modules = [path for path in uncollected if not is_test_file(path) and not is_below_tests(path)]
+    if failure.in_build or option not in failure.facts.pytest_options or len(modules) <= len(uncollected) / 2:
+        return None
+    rest = failure.facts.pytest_options.replace(option, "")
+    return _options(failure, ["-o", f"addopts={' '.join(rest.split())}"], "without doctests")
+
+
+def unset_variable(failure: Failure) -> Plan | None:
+    """Variables that tests read whether they are set or not: they are set to something."""
+    if failure.in_build or "environ" not in failure.log:
+        return None
+    names = _matches(r"^E\s+KeyError: '([A-Z][A-Z0-9]*_[A-Z0-9_]+)'", failure.log)
+    fresh = {name: "testbed" for name in names if name not in failure.plan.variables and not name.startswith("DBUS_")}
+    if not fresh:
+        return None
+    return failure.plan.changed(f"{', '.join(fresh)} set", variables={**failure.plan.variables, **fresh})
+
+
+def git_identity(failure: Failure) -> Plan | None:
+    """Commits that tests make, and git does not know whose they are."""
+    if failure.in_build or not re.search(r"[Pp]lease tell me who you are|empty ident name", failure.log):
+        return None
+    names = [f"GIT_{role}_{part}" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")]
+    fresh = {name: "testbed@localhost" if name.endswith("EMAIL") else "testbed" for name in names}
+    if fresh.keys() <= failure.plan.variables.keys():
+        return None
+    return failure.plan.changed("an identity for git", variables={**failure.plan.variables, **fresh})
+
+
 def missing_plugin_of_the_tree(failure: Failure) -> Plan | None:
     """A plugin that addopts name, and that neither the tree nor an installed project has."""
     if failure.in_build or not re.search(r"Error importing plugin", failure.log):
@@ -563,8 +626,9 @@ def missing_plugin_of_the_tree(failure: Failure) -> Plan | None:
 
 
 def hopeless_conftest(failure: Failure) -> Plan | None:
-    """A conftest.py that imports what nobody has: some tests may do without it."""
-    if failure.in_build or not re.search(r"ImportError while loading conftest|Error importing plugin", failure.log):
+    """A conftest.py that wants what nobody has: some tests may do without it."""
+    said = r"ImportError while loading conftest|Error importing plugin|in (_importconftest|_loadconftestmodules)\n"
+    if failure.in_build or not re.search(said, failure.log):
         return None
     return _options(failure, ["--noconftest"], "without conftest.py")
 
@@ -659,6 +723,28 @@ def out_of_reach(failure: Failure) -> Plan | None:
     return plan.changed(f"without {', '.join(files)}", options=[*plan.options, *ignored], targets=targets)
 
 
+_APART = re.compile(r"^(.*/)?(integration|e2e|end_to_end|system|functional|live|acceptance|perf\w*)(_?tests?)?(?=/)")
+"""Directories in which a project keeps apart what its unit tests do without."""
+
+
+def tests_apart(failure: Failure) -> Plan | None:
+    """Tests of whole systems, where it is mostly these that fail: left out, if that leaves half."""
+    trial, plan = failure.trial, failure.plan
+    failing = [test.partition("::")[0] for test in trial.failing] if trial.stage == "tests" else trial.uncollected
+    ran = [test.partition("::")[0] for test in trial.passing] + failing if trial.stage == "tests" else []
+    total = len(ran) or trial.files
+    apart = {match[0] for file in failing if (match := _APART.match(file))}
+    blamed = sum(_APART.match(file) is not None for file in failing)
+    left_out = sum(_APART.match(file) is not None for file in ran or sorted(failure.tree.paths) if is_test_file(file))
+    ignored = [f"--ignore={folder}" for folder in sorted(apart) if f"--ignore={folder}" not in plan.options]
+    if failure.in_build or not ignored or blamed <= len(failing) / 2 or left_out > total / 2:
+        return None
+    targets = [target for target in plan.targets if target not in apart]
+    if not targets:
+        return None
+    return plan.changed(f"without {', '.join(sorted(apart))}", options=[*plan.options, *ignored], targets=targets)
+
+
 REPAIRS: tuple[Repair, ...] = (
     no_matching_version,
     conflicting_requirements,
@@ -688,6 +774,10 @@ REPAIRS: tuple[Repair, ...] = (
     unknown_mark,
     other_asyncio,
     warnings_as_errors,
+    unset_variable,
+    git_identity,
+    pinned_pytest,
+    doctests,
     aged_dependency,
     newer_pytest,
     other_directory,
@@ -695,6 +785,7 @@ REPAIRS: tuple[Repair, ...] = (
     hopeless_conftest,
     bad_configuration,
     endless,
+    tests_apart,
     out_of_reach,
 )
 """In the order in which they are asked: the surest first."""

@@ -4,8 +4,9 @@ import ast
 import re
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
-from minisandbox_ray.tasks.automatic.pyproject import Declared
+from minisandbox_ray.tasks.automatic.pyproject import Declared, toml_table
 from minisandbox_ray.tasks.automatic.requirements import Lines, read_lines
 from minisandbox_ray.tasks.automatic.setup_files import parse_ini
 from minisandbox_ray.tasks.automatic.tree import SourceTree
@@ -34,15 +35,19 @@ def read_pytest(tree: SourceTree, declared: Declared) -> PytestSettings:
         if path in tree.texts:
             return _from_ini(tree, path, section)
     pytest = declared.tools.get("pytest")
+    for path in ("pytest.toml", ".pytest.toml"):
+        if path in tree.texts:
+            pytest = toml_table(tree.text(path)).get("pytest", {})
+            break
     if isinstance(pytest, dict):
         table = pytest.get("ini_options")
         table = table if isinstance(table, dict) else pytest
         options, paths = table.get("addopts", ""), table.get("testpaths", [])
         return PytestSettings(
-            options=" ".join(map(str, options)) if isinstance(options, list) else str(options),
+            options=_joined(options),
             test_paths=paths.split() if isinstance(paths, str) else [str(path) for path in paths],
             settings_module=str(table.get("DJANGO_SETTINGS_MODULE", "")),
-            text=str(table),
+            text="\n".join(f"{name} = {_joined(value)}" for name, value in table.items()) or " ",
         )
     for path, section in (("tox.ini", "pytest"), ("setup.cfg", "tool:pytest"), ("setup.cfg", "pytest")):
         found = _from_ini(tree, path, section)
@@ -64,21 +69,58 @@ def _from_ini(tree: SourceTree, path: str, section: str) -> PytestSettings:
     )
 
 
-def read_tox(tree: SourceTree) -> tuple[Lines, dict[str, str]]:
-    """What [testenv] installs for every environment, and the variables that it sets."""
-    config = parse_ini(tree.text("tox.ini"))
-    if not config.has_section("testenv"):
-        config = parse_ini(tree.text("setup.cfg"))
-        if not config.has_section("tox:testenv"):
-            return Lines(), {}
-        section = "tox:testenv"
-    else:
-        section = "testenv"
-    values = {name: value or "" for name, value in config.items(section)}
+def _joined(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _tox_section(tree: SourceTree, declared: Declared) -> dict[str, str]:
+    """What is said of every environment, else of those that are called after tests; from where tox would read it."""
+    tox = declared.tools.get("tox")
+    legacy = tox.get("legacy_tox_ini") if isinstance(tox, dict) else None
+    for text, prefix in ((tree.text("tox.ini"), ""), (tree.text("setup.cfg"), "tox:"), (str(legacy or ""), "")):
+        config = parse_ini(text)
+        named = [each for each in config.sections() if re.fullmatch(rf"{prefix}testenv:.*(test|unit|py).*", each)]
+        for section in [f"{prefix}testenv", *named]:
+            values = {name: value or "" for name, value in config.items(section)} if config.has_section(section) else {}
+            if any(values.get(key) for key in ("deps", "extras", "setenv", "set_env", "commands")):
+                return values
+    table = toml_table(tree.text("tox.toml")) or (tox if isinstance(tox, dict) else {})
+    base = table.get("env_run_base")
+    if not isinstance(base, dict):
+        return {}
+    variables = base.get("set_env")
+    return {
+        "deps": "\n".join(each for each in _list(base.get("deps")) if isinstance(each, str)),
+        "extras": ",".join(each for each in _list(base.get("extras")) if isinstance(each, str)),
+        "setenv": "\n".join(f"{name}={value}" for name, value in variables.items() if isinstance(value, str))
+        if isinstance(variables, dict)
+        else "",
+    }
+
+
+@dataclass
+class Tox:
+    """What tox does for every environment."""
+
+    lines: Lines = field(default_factory=Lines)
+    """What it installs."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """What it sets."""
+    words: list[str] = field(default_factory=list)
+    """What its commands give pytest, paths among them."""
+
+
+def read_tox(tree: SourceTree, declared: Declared) -> Tox:
+    """Of its own file, setup.cfg or pyproject.toml."""
+    values = _tox_section(tree, declared)
     # Lines of some environments only ("py36: mock") are left out: which of them goes with which Python is a puzzle.
     lines = [line for line in values.get("deps", "").splitlines() if not re.match(r"\s*[!\w.{},-]+:\s", line)]
     found = read_lines(tree, lines)
-    found.extras += re.split(r"[\s,]+", values.get("extras", "").strip()) if values.get("extras") else []
+    found.extras += re.findall(r"[\w.-]+", values.get("extras", ""))
     variables = {}
     for line in (values.get("setenv") or values.get("set_env") or "").splitlines():
         match = re.match(r"\s*([A-Za-z_]\w*)\s*=\s*(.*?)\s*$", line)
@@ -86,7 +128,9 @@ def read_tox(tree: SourceTree) -> tuple[Lines, dict[str, str]]:
             value = match[2].replace("{toxinidir}", "/testbed").replace("{tox_root}", "/testbed")
             if "{" not in value:
                 variables[match[1]] = value
-    return found, variables
+    commands = re.sub(r"\\\n", " ", values.get("commands", ""))
+    words = [word for given in re.findall(r"\bpy\.?test\s(.*)", commands) for word in re.findall(r"[\w./-]+", given)]
+    return Tox(found, variables, words)
 
 
 def read_nox(tree: SourceTree) -> Lines:

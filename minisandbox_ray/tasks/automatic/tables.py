@@ -286,6 +286,11 @@ LIBRARIES = {
 """Debian's packages that have a shared library which no wheel brings."""
 
 LOOK_ALIKES = (
+    (
+        r"site-packages/nose/[\s\S]{0,600}(has no attribute 'Callable'|No module named '?imp\b|import name 'Callable')",
+        "nose",
+        "pynose",
+    ),
     (r"module 'dotenv' has no attribute '(read_dotenv|load_dotenv_)", "python-dotenv", "django-dotenv"),
     (
         r"module 'jwt' has no attribute '(JWT|jwk_from_)|cannot import name '(JWT|jwk_from_\w+)' from 'jwt'",

@@ -26,7 +26,7 @@ LARGEST_ARCHIVE = 4 << 30
 """Bytes that an archive may unpack to while it is looked through."""
 
 _ROOT_FILES = re.compile(
-    r"(pyproject\.toml|setup\.(py|cfg)|tox\.ini|pytest\.ini|\.pytest\.ini|pytest\.toml|PKG-INFO|noxfile\.py"
+    r"(pyproject\.toml|setup\.(py|cfg)|tox\.ini|pytest\.ini|\.pytest\.ini|\.?(pytest|hatch|tox)\.toml|PKG-INFO|noxfile\.py"
     r"|\.travis\.yml|\.gitlab-ci\.yml|azure-pipelines\.ya?ml|appveyor\.yml|Pipfile|manage\.py|conftest\.py"
     r"|\.python-version|environment\.ya?ml)"
 )

@@ -32,6 +32,8 @@ SILENCE = 60.0
 """Seconds in which no test ends, after which a run is taken to wait for what never comes."""
 LIMITS = Limits(memory_mib=4096, pids=1024)
 _LOG = 120_000
+_QUIET = "-qq"
+"""At which pytest lists the files with tests, a line each."""
 
 
 @dataclass
@@ -126,7 +128,7 @@ def attempt(
         manifest = build_environment(plan.spec(source, facts), archives, store, None, repo_mirror, output)
         trial.digest = manifest.digest
         with store.use(manifest.digest, archives) as environment:
-            _test(trial, environment, Excuses(tree, plan.unavailable), suite_timeout)
+            _test(trial, environment, facts, Excuses(tree, plan.unavailable), suite_timeout)
     except BuildError as error:
         # What the builder itself finds wrong is in the error alone.
         trial.log = f"{printed[0]}\n{str(error).splitlines()[0]}" if "ended with status" in str(error) else str(error)
@@ -137,7 +139,12 @@ def attempt(
     return trial
 
 
-def _test(trial: Trial, environment: Environment, excuses: Excuses, suite_timeout: float) -> None:
+def _loudness(options: str) -> int:
+    """How often pytest's options say that it is to tell more."""
+    return sum(len(match[1] or "v") for match in re.finditer(r"(?:^|\s)-(?:(v+)|-verbose)(?=\s|$)", options))
+
+
+def _test(trial: Trial, environment: Environment, facts: Facts, excuses: Excuses, suite_timeout: float) -> None:
     if not trial.plan.targets:
         trial.stage, trial.cause = "collect", "no tests were found in the source tree"
         return
@@ -156,7 +163,7 @@ def _test(trial: Trial, environment: Environment, excuses: Excuses, suite_timeou
             )
 
     trial.stage = "collect"
-    collected = run("--collect-only", "-qq", seconds=suite_timeout)
+    collected = run("--collect-only", _QUIET + "q" * _loudness(facts.pytest_options), "-rfEs", seconds=suite_timeout)
     trial.log, trial.uncollected = collected.log, _files(collected.collection_errors)
     trial.excuses |= _excused_files(excuses, collected.log)
     why = "" if not collected.timed_out else f"to collect the tests takes longer than {suite_timeout:.0f} s"
@@ -172,7 +179,7 @@ def _test(trial: Trial, environment: Environment, excuses: Excuses, suite_timeou
         )
         return
     trial.stage = "tests"
-    first = run(seconds=suite_timeout)
+    first = run("-rfEs", seconds=suite_timeout)
     trial.log, trial.stalled = first.log, first.stalled
     if first.limit or (first.timed_out and not (first.stalled and trial.plan.may_limit_tests)):
         first = _in_time(trial, run, files, first, suite_timeout)

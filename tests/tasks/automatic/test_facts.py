@@ -44,8 +44,9 @@ def test_a_modern_project() -> None:
                     test = ["demo[extra]", "pytest>=7", "mypy"]
                     extra = ["msgpack; python_version < '3.12'"]
                     docs = ["sphinx"]
+                    fast = ["orjson"]
                     [dependency-groups]
-                    tests = [{include-group = "base"}, "freezegun"]
+                    tests = [{include-group = "base"}, "freezegun", "demo[fast]"]
                     base = ["responses"]
                     [tool.pytest.ini_options]
                     testpaths = ["checks"]
@@ -63,7 +64,7 @@ def test_a_modern_project() -> None:
     assert facts.targets == ["checks"]
     assert facts.version_variables == ["SETUPTOOLS_SCM_PRETEND_VERSION"]
     assert facts.dependencies == ["attrs>=20"]
-    expected = ['msgpack; python_version < "3.12"', "pytest>=7", "responses", "freezegun", "pytest-cov"]
+    expected = ['msgpack; python_version < "3.12"', "pytest>=7", "responses", "freezegun", "orjson", "pytest-cov"]
     assert facts.test_requirements == expected
 
 
@@ -87,6 +88,13 @@ def test_setup_py_is_read_and_not_run() -> None:
     assert facts.targets == ["old/tests"]
     assert facts.runner == "nose"
     assert facts.tested == ["3.7"]
+
+
+def test_pytest_s_own_toml_goes_before_the_project_s() -> None:
+    texts = {"pytest.toml": "[pytest]\ntestpaths = ['a']\naddopts = ['-v', '-n', 'auto']\n", "a/test_a.py": TEST}
+    facts = detect(tree({**texts, "pyproject.toml": "[tool.pytest]\ntestpaths = ['b']\n", "b/test_b.py": TEST}))
+    assert (facts.targets, facts.pytest_options) == (["a"], "-v -n auto")
+    assert facts.test_requirements == ["pytest-xdist"]
 
 
 def test_poetry() -> None:
@@ -137,6 +145,51 @@ def test_tox_requirement_files_and_ci() -> None:
     assert facts.test_requirements == ["simplejson", "pytest==3", "parameterized", "PyYAML"]
     assert facts.essential_requirements == ["PyYAML"]
     assert facts.variables == {"MODE": "/testbed/x"}
+
+
+def test_tox_and_hatch_in_toml() -> None:
+    texts = {"tests/test_a.py": TEST}
+    tox = """
+        [tool.tox]
+        legacy_tox_ini = \"\"\"
+        [testenv:py]
+        deps = respx
+        \"\"\"
+        [tool.pytest.ini_options]
+        env = ["MODE=x"]
+        timeout = 5
+    """
+    assert detect(tree({**texts, "pyproject.toml": tox})).test_requirements == ["respx", "pytest-timeout", "pytest-env"]
+    tox = """
+        [env_run_base]
+        deps = ["respx", "pytest>=8"]
+        set_env = {MODE = "x", OTHER = {replace = "env"}}
+    """
+    facts = detect(tree({**texts, "tox.toml": tox}))
+    assert (facts.test_requirements, facts.variables) == (["respx", "pytest>=8"], {"MODE": "x"})
+    hatch = "[envs.hatch-test]\nextra-dependencies = ['respx']\n"
+    assert detect(tree({**texts, "hatch.toml": hatch})).test_requirements == ["respx"]
+
+
+def test_tox_s_command_says_which_tests_are_the_project_s_first() -> None:
+    texts = {"tests/unit/test_a.py": TEST, "tests/live/test_b.py": TEST}
+    tox = "[testenv]\ndeps = pytest\ncommands =\n  coverage run -m pytest -q \\\n    {posargs:tests/unit}\n"
+    assert detect(tree({**texts, "tox.ini": tox})).targets == ["tests/unit"]
+    assert detect(tree({**texts, "tox.ini": "[testenv]\ncommands = pytest lost"})).targets == ["tests"]
+
+
+def test_a_group_that_is_called_after_tests_is_looked_at_where_none_is_just_called_so() -> None:
+    texts = {"tests/test_a.py": TEST}
+    group = "[dependency-groups]\ncore-test-3 = ['respx']\n"
+    assert detect(tree({**texts, "pyproject.toml": group})).test_requirements == ["respx"]
+    group += "test = ['mock']\n"
+    assert detect(tree({**texts, "pyproject.toml": group})).test_requirements == ["mock"]
+
+
+def test_tests_in_a_folder_that_is_passed_over_count_where_there_are_no_others() -> None:
+    texts = {"examples/test_a.py": TEST, "build/lib/demo/test_b.py": TEST}
+    assert detect(tree(texts)).targets == ["examples/test_a.py"]
+    assert detect(tree({**texts, "tests/test_c.py": TEST})).targets == ["tests"]
 
 
 def test_metadata_of_a_source_distribution() -> None:

@@ -181,6 +181,53 @@ def test_a_package_of_tests_that_lost_its_init_gets_the_modules_that_are_importe
     assert next_plan(log.replace("unittest", "helpers"), "collect", paths=("tests/test_a.py",))[0] == ""
 
 
+def test_a_folder_of_tests_that_another_package_hides_becomes_a_package() -> None:
+    log = "E   ModuleNotFoundError: No module named 'test.helpers'"
+    name, plan = next_plan(log, "collect", paths=("test/helpers.py", "test/test_a.py"))
+    assert (name, plan.prepare) == ("missing_init", ["touch test/__init__.py"])
+    assert next_plan(log, "collect", paths=("test/test_a.py",))[0] == "", "it is not there"
+
+
+def test_the_part_of_a_shared_package_is_read_from_the_line_that_imports_it() -> None:
+    log = "    from google.api_core import exceptions\nE   ModuleNotFoundError: No module named 'google'"
+    assert next_plan(log, "collect")[1].requirements[-1] == "google-api-core"
+
+
+def test_modules_for_want_of_which_all_is_skipped_are_installed() -> None:
+    log = "SKIPPED [1] tests/test_a.py:3: could not import 'yaml': No module named 'yaml'"
+    assert next_plan(log, "tests", cause="no test passes (9 skipped)")[1].requirements[-1] == "PyYAML"
+    assert next_plan(log, "tests", cause="9 of 9 tests fail")[0] == "", "who skips some tests may"
+
+
+def test_crates_are_not_to_be_had_but_a_release_s_wheel_is() -> None:
+    log = "error: can't find Rust compiler"
+    assert next_plan(log, "build", paths=("PKG-INFO",))[0] == "own_wheel"
+    assert next_plan(log, "build", paths=("PKG-INFO", "vendor/libc/Cargo.toml"))[0] == "system_package"
+
+
+def test_doctests_of_modules_that_cannot_be_imported_are_left_out() -> None:
+    facts = replace(FACTS, pytest_options="-q --doctest-modules --strict")
+    trial = Trial(PLAN, "collect", uncollected=["demo/gui.py", "demo/windows.py", "tests/test_a.py"])
+    name, plan = next(repaired(Failure(trial, facts, SourceTree())))
+    assert (name, plan.options) == ("doctests", ["-o", "addopts=-q --strict"])
+    assert list(repaired(Failure(replace(trial, uncollected=["tests/test_a.py"]), facts, SourceTree()))) == []
+
+
+def test_a_pytest_that_is_held_back_is_let_go_where_it_does_not_run() -> None:
+    plan = PLAN.changed("", requirements=["pytest==3.0", "pytest-mock<2", "mock==1.0"], exclude_newer="")
+    cause = "pytest does not start (status 1): ModuleNotFoundError"
+    name, plan = next_plan("ModuleNotFoundError: No module named 'imp'", "collect", plan, cause)
+    assert (name, plan.requirements) == ("pinned_pytest", ["pytest", "pytest-mock", "mock==1.0"])
+
+
+def test_variables_that_tests_read_are_set() -> None:
+    log = "    KEY = os.environ['SERVICE_TOKEN']\nE   KeyError: 'SERVICE_TOKEN'"
+    name, plan = next_plan(log, "collect")
+    assert (name, plan.variables) == ("unset_variable", {"SERVICE_TOKEN": "testbed"})
+    assert next_plan(log, "collect", plan)[0] == ""
+    assert next_plan("E   KeyError: 'SERVICE_TOKEN'", "collect")[0] == "", "a key of some other table"
+
+
 def test_a_helper_beside_the_tests_is_found_before_the_index_is_asked() -> None:
     log = "E   ModuleNotFoundError: No module named 'helpers'"
     name, plan = next_plan(log, "collect", paths=("tests/lib/helpers/__init__.py", "tests/test_a.py"))
@@ -250,6 +297,23 @@ def test_files_that_want_a_network_are_left_out_only_if_half_remains() -> None:
     assert (name, plan.options) == ("out_of_reach", ["--ignore=tests/test_net.py"])
     trial = replace(trial, failing=[f"tests/test_net.py::test_{number}" for number in range(3)])
     assert list(repaired(Failure(trial, FACTS, SourceTree()))) == []
+
+
+def test_tests_of_whole_systems_are_left_out_only_if_it_is_they_that_fail_and_half_remains() -> None:
+    passing = [f"tests/unit/test_a.py::test_{number}" for number in range(4)]
+    failing = [f"tests/integration/test_b.py::test_{number}" for number in range(3)]
+    trial = Trial(PLAN, "tests", passing=passing, failing=failing)
+    name, plan = next(repaired(Failure(trial, FACTS, SourceTree())))
+    assert (name, plan.options) == ("tests_apart", ["--ignore=tests/integration"])
+    assert list(repaired(Failure(replace(trial, plan=plan), FACTS, SourceTree()))) == []
+    for worse in (replace(trial, passing=passing[:2]), replace(trial, failing=[*failing, *passing])):
+        assert list(repaired(Failure(worse, FACTS, SourceTree()))) == []
+
+
+def test_git_is_told_whose_commits_tests_make() -> None:
+    name, plan = next_plan("E   stderr: Please tell me who you are.", "tests")
+    assert name == "git_identity" and plan.variables["GIT_COMMITTER_EMAIL"] == "testbed@localhost"
+    assert next_plan("E   stderr: Please tell me who you are.", "tests", plan)[0] == ""
 
 
 def test_nothing_is_proposed_twice() -> None:

@@ -20,6 +20,7 @@ def rule() -> ModuleType:
 
 def test_the_order_is_the_seed_s_and_not_the_file_s(rule: ModuleType, tmp_path: Path) -> None:
     rows = [f"p{number}\t1.0\t2026-01\t{number}\tsummary\n" for number in range(1, 30)]
+    rows += [f"{name}\t1.0\t2026-01\t7\tstubs\n" for name in ("types-six", "mypy-boto3-s3", "nvidia-x", "six-stubs")]
     rows += ["unranked\t1.0\t2026-01\t\tsummary\n", "far\t1.0\t2026-01\t5001\tsummary\n"]
     (tmp_path / "one").write_text("name\tversion\n" + "".join(rows))
     (tmp_path / "other").write_text("name\tversion\n" + "".join(reversed(rows)))
