@@ -30,7 +30,9 @@ def strip(site: Path, info: Path, root: Path) -> None:
         if ".." in path or path.startswith("/") or info in full.parents or not full.is_file():
             continue
         place = root / path
-        if path.endswith(".so") and place.parent.is_dir():
+        if not (root / path.partition("/")[0]).exists():
+            continue  # all of it was made by the build, as of a package in another language
+        if place.parent.is_dir() and not place.exists() and not path.endswith(".pyc"):
             shutil.move(str(full), str(place))
         elif place.exists() or path.endswith((".py", ".pyc")):
             full.unlink()

@@ -71,21 +71,18 @@ def test_a_plan_as_a_recipe() -> None:
 
 def test_what_is_stripped_keeps_its_metadata(tmp_path: Path) -> None:
     site, root = tmp_path / "site", tmp_path / "root"
-    for path in ("demo/__init__.py", "demo/fast.so", "demo/data.txt", "demo-1.dist-info/METADATA", "other.py"):
+    paths = ["demo/__init__.py", "demo/fast.so", "demo/made.py", "demo/data.txt", "rust/__init__.py", "rust/rust.so"]
+    for path in [*paths, "demo-1.dist-info/METADATA", "other.py"]:
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(path)
     (root / "demo").mkdir(parents=True)
     (root / "demo/__init__.py").write_text("")
     (root / "demo/data.txt").write_text("")
-    record = [
-        "demo/__init__.py,,",
-        "demo/fast.so,,",
-        "demo/data.txt,,",
-        "../../../bin/demo,,",
-        "demo-1.dist-info/METADATA,,",
-    ]
+    record = [*(f"{path},," for path in paths), "../../../bin/demo,,", "demo-1.dist-info/METADATA,,"]
     (site / "demo-1.dist-info/RECORD").write_text("\n".join(record))
     strip(site, site / "demo-1.dist-info", root)
     left = sorted(str(path.relative_to(site)) for path in site.rglob("*") if path.is_file())
-    assert left == ["demo-1.dist-info/METADATA", "demo-1.dist-info/RECORD", "other.py"]
+    own = ["rust/__init__.py", "rust/rust.so"]  # all of it is made: the tree has none of it
+    assert left == ["demo-1.dist-info/METADATA", "demo-1.dist-info/RECORD", "other.py", *own]
     assert (root / "demo/fast.so").read_text() == "demo/fast.so"
+    assert (root / "demo/made.py").read_text() == "demo/made.py"
