@@ -61,7 +61,7 @@ def part_targz(_: argparse.Namespace) -> dict[str, Any]:
     archives, store = cache_root() / "archives", NodeStore(cache_root() / "store")
     manifests = sorted(build_all(log), key=lambda each: each.unpacked_bytes)
     timed = {manifests[0].digest, manifests[len(manifests) // 2].digest, manifests[-1].digest}
-    ours = theirs = 0
+    theirs = 0
     rows: dict[str, dict[str, float]] = {}
     with store.scratch() as scratch:
         for manifest in manifests:
@@ -71,10 +71,12 @@ def part_targz(_: argparse.Namespace) -> dict[str, Any]:
             row = rows[manifest.spec.describe()] = {
                 "unpacked_bytes": manifest.unpacked_bytes,
                 "archive_bytes": manifest.archive_bytes,
+                "layers_bytes": manifest.packed_bytes - manifest.archive_bytes,
                 "targz_bytes": packed.stat().st_size,
             }
-            ours, theirs = ours + manifest.archive_bytes, theirs + packed.stat().st_size
-            log(f"{manifest.spec.describe()}: {row['archive_bytes'] / row['targz_bytes']:.2f} of tar.gz")
+            theirs += packed.stat().st_size
+            alone = manifest.packed_bytes / row["targz_bytes"]
+            log(f"{manifest.spec.describe()}: {alone:.2f} of tar.gz, shared layers counted in full")
             if manifest.digest in timed:
 
                 def here(manifest: Any = manifest) -> None:
@@ -92,14 +94,22 @@ def part_targz(_: argparse.Namespace) -> dict[str, Any]:
                 row |= {f"unpack_{name}_seconds": quantile(values) for name, values in seconds.items()}
             packed.unlink()
     times = [row for row in rows.values() if "unpack_here_seconds" in row]
+    ours, layers = stored(manifests)
     return {
         "archive_vs_targz": ours / theirs,
         "materialise_vs_tarfile": sum(row["unpack_there_seconds"] for row in times)
         / sum(row["unpack_here_seconds"] for row in times),
         "archive_bytes": ours,
+        "layers_bytes": layers,
         "targz_bytes": theirs,
         "environments": rows,
     }
+
+
+def stored(manifests: list[Any]) -> tuple[int, int]:
+    """-> (bytes of archives with the layers that they share, those of the layers)"""
+    layers = sum({each.sha256: each.packed_bytes for manifest in manifests for each in manifest.layers}.values())
+    return sum(each.archive_bytes for each in manifests) + layers, layers
 
 
 def part_image(_: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def part_image(_: argparse.Namespace) -> dict[str, Any]:
                 shutil.rmtree(context)
                 log(f"{manifest.spec.describe()}: an image")
             images = stored_bytes(scratch / "podman") - empty
-    ours = sum(each.archive_bytes for each in manifests)
+    ours, _ = stored(manifests)
     return {
         "archive_vs_image": ours / images,
         "image_bytes": images,

@@ -88,7 +88,7 @@ def _run_spec(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--{given[0]} is for data sets, and {arguments.what} is an EnvSpec file")
     manifest = build_spec(read_spec(Path(arguments.what)), arguments.isolation, arguments.repo_mirror)
     print(
-        f"{manifest.digest}  {manifest.archive_bytes / 2**20:.1f} MiB packed, "
+        f"{manifest.digest}  {manifest.packed_bytes / 2**20:.1f} MiB packed, "
         f"{manifest.unpacked_bytes / 2**20:.1f} MiB unpacked, {manifest.files} files"
     )
     return 0

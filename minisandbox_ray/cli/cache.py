@@ -53,10 +53,11 @@ def _list(_: argparse.Namespace) -> int:
     for row in rows:
         add_row(table, *row.values())
     Console().print(table)
-    packed = [path.stat().st_size for path in archives.glob("*.tar.zst")]
+    packed, layers = ([path.stat().st_size for path in archives.glob(f"{place}*.tar.zst")] for place in ("", "layers/"))
     usage = store.usage()
     print(
-        f"{len(packed)} archives of {_size(sum(packed))}, {usage.environments} environments unpacked to "
+        f"{len(packed)} archives of {_size(sum(packed))} with {len(layers)} layers of {_size(sum(layers))} that they "
+        f"share, {usage.environments} environments unpacked to "
         f"{_size(usage.bytes)} of {_size(usage.budget_bytes)}; {_size(usage.free_bytes)} free"
     )
     return 0
@@ -69,8 +70,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     known = _known(directories, stores)
     digests = sorted(known) if arguments.all else _whole(arguments.digests, known)
     problems = checked = size = 0
+    layers: set[Path] = set()
     for digest in digests:
-        for found in verify(digest, directories, stores):
+        for found in verify(digest, directories, stores, layers):
             checked += 1
             size += found.bytes
             problems += bool(found.problem)
@@ -120,7 +122,7 @@ def _import(arguments: argparse.Namespace) -> int:
     done = import_environments(arguments.file, archives, store, cache_root() / "tasks")
     for manifest in done.environments:
         fits = "" if manifest.base == BaseSystem.here() else f"  for {manifest.base.os}, {manifest.base.arch} only"
-        print(f"{manifest.digest}  {_size(manifest.archive_bytes):>10}  {manifest.spec.describe()}{fits}")
+        print(f"{manifest.digest}  {_size(manifest.packed_bytes):>10}  {manifest.spec.describe()}{fits}")
     for name in done.tasks:
         print(cache_root() / "tasks" / name)
     print(

@@ -56,6 +56,10 @@ class Peer:
         """A piece of an archive. Raises ClusterError."""
         return self._ask("read_archive", digest, offset, length)
 
+    def read_layer(self, sha256: str, offset: int, length: int) -> bytes:
+        """A piece of a layer. Raises ClusterError."""
+        return self._ask("read_layer", sha256, offset, length)
+
 
 @dataclass(frozen=True)
 class _Done:

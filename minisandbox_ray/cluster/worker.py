@@ -101,12 +101,22 @@ class Archives:
 
     def read_archive(self, digest: str, offset: int, length: int) -> bytes:
         """A piece of an archive."""
-        from minisandbox_ray.environments.archive import read_manifest_bytes, read_piece
+        from minisandbox_ray.environments.archive import archive_path, read_manifest_bytes, read_piece
 
         for place in self._places():
             if read_manifest_bytes(place, digest) is not None:
-                return read_piece(place, digest, offset, length)
+                return read_piece(archive_path(place, digest), offset, length)
         raise ClusterError(f"this node has no archive {digest[:12]} any more")
+
+    def read_layer(self, sha256: str, offset: int, length: int) -> bytes:
+        """A piece of a layer that archives share."""
+        from minisandbox_ray.environments.archive import read_piece
+        from minisandbox_ray.environments.package_layers import layer_path
+
+        for path in (layer_path(place, sha256) for place in self._places()):
+            if path.is_file():
+                return read_piece(path, offset, length)
+        raise ClusterError(f"this node has no layer {sha256[:12]} any more")
 
     def _places(self) -> list[Path]:
         return list(dict.fromkeys([self._context.archives, self._context.directories.archives]))

@@ -1,43 +1,48 @@
-"""Archives: a built environment in one ``<digest>.tar.zst`` with its manifest ``<digest>.json``.
+"""Archives: a built environment in one ``<digest>.tar.zst`` with its manifest ``<digest>.json``, and in the layers that
+it shares with others (see `package_layers`).
 
-The manifest is written last: an archive without one does not exist. Both go to their names by rename, so a shared
-directory never shows a half-written one. The system's tar does the work (Python's tarfile takes 4 s of interpreter
-time per 20k files), its stream passes through zstandard and sha256.
+The manifest is written last: an archive without one does not exist. All go to their names by rename, so a shared
+directory never shows a half-written one. The system's tar does the work, its stream passes through zstandard and
+sha256.
 """
 
-import errno
 import hashlib
 import os
 import re
 import stat
-import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any
 
 import zstandard
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from minisandbox_ray.environments.cache import sync_directory, write_atomically
 from minisandbox_ray.environments.git_index import settle_index
+from minisandbox_ray.environments.package_layers import (
+    PackageLayer,
+    find_groups,
+    layer_path,
+    layer_pieces,
+    named_layers,
+    options_for_layers,
+    pack_layers,
+    place_of_layers,
+)
 from minisandbox_ray.environments.room import disk_errors, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, environment_digest
+from minisandbox_ray.environments.tar import CHUNK, COMPARE, EXTRACT, TarReader, pieces, tar_pieces, write_packed
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
 LEVEL = 10
 """zstd level: 11 % smaller than level 3 for 3 s of processor time per 100 MiB, where 15 takes 15 s for another 4 % and
 19 takes 70 s for 9 %. Unpacking costs the same. Long-distance matching would save 3 %, and cost each unpack 128 MiB of
 memory. (benchmarks/packing.py)
-
-One archive for each environment: to keep each installed package once for all saved 7 % of five environments of real
-packages, and no way of sharing could have saved more than 28 %.
 """
 FIXED_TIME = 1577836800
 """2020-01-01T00:00:00Z: modification time of every file of an environment (seconds)."""
-_CHUNK = 1 << 20
-_LARGEST_COMPLAINTS = 64 << 20
-"""Bytes. An ordinary user's tar that compares says of every file that its owner is another."""
 
 
 class Manifest(BaseModel):
@@ -67,6 +72,21 @@ class Manifest(BaseModel):
     """The shell commands that built it."""
     created: str
     """UTC, ISO 8601."""
+    layers: list[PackageLayer] = []
+    """What is not in the archive file, in the order in which it is unpacked after that."""
+
+    @property
+    def packed_bytes(self) -> int:
+        """Size of archive and layers."""
+        return self.archive_bytes + sum(each.packed_bytes for each in self.layers)
+
+    @model_serializer(mode="wrap")
+    def _without_no_layers(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """One without layers reads as it always did, also to earlier versions."""
+        data: dict[str, Any] = serialise(self)
+        if not self.layers:
+            data.pop("layers", None)
+        return data
 
     def expected_digest(self) -> str:
         """The digest that this content should carry."""
@@ -93,6 +113,12 @@ def parse_manifest(data: bytes, digest: str, place: str | Path) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
+        unknown = sorted(str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden")
+        if unknown:  # not damaged: it stays where it is
+            raise ArchiveError(
+                f"manifest {place} is of another version of minisandbox_ray, this one does not know {unknown[0]}: use "
+                f"that version, or build {digest[:12]} with this one elsewhere"
+            )
         reason = f"{len(error.errors())} bad fields"
         raise DamagedArchiveError(f"manifest {place} is unreadable ({reason}): delete it and build {digest[:12]} again")
     if manifest.digest != digest or manifest.expected_digest() != digest:
@@ -118,73 +144,90 @@ def read_manifest(archives: Path, digest: str) -> Manifest:
     return parse_manifest(data, digest, path)
 
 
+def is_complete(archives: Path, digest: str) -> bool:
+    """Whether a manifest is there with all that it names."""
+    return read_manifest_bytes(archives, digest) is not None
+
+
 def read_manifest_bytes(archives: Path, digest: str) -> bytes | None:
-    """The manifest's JSON as it lies there, if the archive is there as well; for sending both elsewhere."""
+    """The manifest's JSON as it lies there, if archive and layers are there as well; for sending all that elsewhere."""
     if not archive_path(archives, digest).is_file():
         return None
     try:
-        return manifest_path(archives, digest).read_bytes()
+        data = manifest_path(archives, digest).read_bytes()
     except FileNotFoundError:
         return None
+    return data if all(layer_path(archives, name).is_file() for name in named_layers(data)) else None
 
 
-def read_piece(archives: Path, digest: str, offset: int, length: int) -> bytes:
-    """At most `length` bytes of an archive from `offset` on; empty at its end. Raises MissingArchiveError."""
-    path = archive_path(archives, digest)
+def read_piece(path: Path, offset: int, length: int) -> bytes:
+    """At most `length` bytes of an archive or layer from `offset` on; empty at its end. Raises MissingArchiveError."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
     except OSError as error:
-        raise MissingArchiveError(f"archive {digest[:12]} can't be read from {path}: {error.strerror}")
+        raise MissingArchiveError(f"archive {path} can't be read: {error.strerror}")
 
 
-def pack(tree: Path, archives: Path, digest: str) -> tuple[str, int]:
-    """Write the archive of a directory; returns (sha256, size in bytes). `tree` should be `normalise`d before.
+@dataclass(frozen=True)
+class Packed:
+    """What of a manifest is known once a tree is packed."""
 
-    Raises ConfigError where `archives` can't be written, StoreFullError where its disk is full.
+    archive_sha256: str
+    archive_bytes: int
+    layers: list[PackageLayer]
+
+
+def pack(tree: Path, archives: Path, digest: str, python: str = "") -> Packed:
+    """Write the archive of a directory. `tree` should be `normalise`d before.
+
+    With `python`, the version on which its venv runs, packages that others may have go to layers of their own; that is
+    done while `holding` them, until the manifest is written. Raises ConfigError where `archives` can't be written,
+    StoreFullError where its disk is full.
     """
     writable_directory(archives)
+    groups = find_groups(tree, python) if python else []
+    layers = pack_layers(tree, archives, python, groups) if groups else []
+    prefix = place_of_layers(python) if groups else ""
+    elsewhere = {f"{prefix}/{name}" for names in groups for name in names}
     final = archive_path(archives, digest)
     temporary = final.with_name(f"{final.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     with disk_errors(final):
         try:
-            packed = pack_tree(tree, temporary)
+            sha256, size = pack_tree(tree, temporary, elsewhere)
             temporary.replace(final)
         finally:
             temporary.unlink(missing_ok=True)
     sync_directory(archives)
-    return packed
+    return Packed(sha256, size, layers)
 
 
-def pack_tree(tree: Path, target: Path) -> tuple[str, int]:
-    """Write a directory's content to the file `target`; returns (sha256, size in bytes). Raises ArchiveError."""
-    command = ["tar", "--create", "--format=gnu", "--sort=name", "--numeric-owner", "--owner=0", "--group=0"]
-    command += ["--hard-dereference", f"--directory={tree}", "--", *sorted(each.name for each in tree.iterdir())]
-    total = hashlib.sha256()
-    with (
-        target.open("wb") as out,
-        tempfile.TemporaryFile() as complaints,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, env=_TAR_ENV) as tar,
-    ):
-        assert tar.stdout is not None
-        compressor = zstandard.ZstdCompressor(level=LEVEL, threads=max(1, os.cpu_count() or 1)).compressobj()
-        for piece in _pieces(tar.stdout):
-            _write(out, compressor.compress(piece), total)
-        _write(out, compressor.flush(), total)
-        if tar.wait() != 0:
-            raise ArchiveError(f"tar could not pack {tree} as {target.name}: {_first_line(complaints)}")
-        out.flush()
-        os.fsync(out.fileno())
-        return total.hexdigest(), out.tell()
+def pack_tree(tree: Path, target: Path, without: Collection[str] = ()) -> tuple[str, int]:
+    """Write a directory's content to the file `target`; returns (sha256, size in bytes). Raises ArchiveError.
+
+    `without`: paths of files that are left out.
+    """
+    names = [name for name in _names(tree) if name not in without] if without else None
+    with closing(tar_pieces(tree, names)) as plain:
+        return write_packed(plain, target, LEVEL, threads=max(1, os.cpu_count() or 1))
+
+
+def _names(tree: Path) -> list[str]:
+    """All that a directory holds, each directory before what is in it."""
+    found = []
+    for folder, folders, files in tree.walk():
+        prefix = f"{folder.relative_to(tree)}/" if folder != tree else ""
+        found += [prefix + name for name in folders + files]
+    return sorted(found, key=lambda name: name.split("/"))
 
 
 def unpack_file(file: Path, target: Path) -> None:
     """Extract what `pack_tree` wrote, whose hash was checked, into an empty directory. Raises ArchiveError, OSError."""
-    with _Reader([*_EXTRACT, f"--directory={target}"]) as tar, file.open("rb") as packed:
+    with TarReader([*EXTRACT, f"--directory={target}"]) as tar, file.open("rb") as packed:
         decompressor = zstandard.ZstdDecompressor().decompressobj()
         try:
-            for piece in _pieces(packed):
+            for piece in pieces(packed):
                 tar.write(decompressor.decompress(piece))
         except zstandard.ZstdError as error:
             raise DamagedArchiveError(f"{file.name} is damaged ({error})") from error
@@ -204,8 +247,10 @@ def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
     `target` holds rubbish and must be deleted.
     """
     path = archive_path(archives, manifest.digest)
-    with _Reader([*_EXTRACT, f"--directory={target}"]) as tar:
-        for piece in _plain_pieces(path, manifest):
+    # Layers bring files into directories that are there: these get their times at the end.
+    later = ["--delay-directory-restore"] if manifest.layers else []
+    with TarReader([*EXTRACT, *later, *_layered(manifest), f"--directory={target}"]) as tar:
+        for piece in _plain_pieces(archives, manifest):
             tar.write(piece)
     if tar.status != 0:
         what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
@@ -215,10 +260,17 @@ def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
         raise _damaged(path, manifest, f"{files} files of {manifest.files}")
 
 
-def check(archives: Path, manifest: Manifest) -> None:
-    """Read an archive to its end. Raises MissingArchiveError, DamagedArchiveError."""
-    for _ in _plain_pieces(archive_path(archives, manifest.digest), manifest):
+def check(archives: Path, manifest: Manifest, sound: Collection[str] = ()) -> None:
+    """Read an archive and its layers, but those in `sound`, to their ends.
+
+    Raises MissingArchiveError, DamagedArchiveError.
+    """
+    for _ in _archive_pieces(archive_path(archives, manifest.digest), manifest):
         pass
+    for layer in manifest.layers:
+        if layer.sha256 not in sound:
+            for _ in layer_pieces(archives, layer, manifest.digest):
+                pass
 
 
 def compare(archives: Path, manifest: Manifest, tree: Path) -> str:
@@ -226,20 +278,31 @@ def compare(archives: Path, manifest: Manifest, tree: Path) -> str:
 
     Raises MissingArchiveError, DamagedArchiveError.
     """
-    with _Reader(["tar", "--compare", f"--directory={tree}"]) as tar:
-        for piece in _plain_pieces(archive_path(archives, manifest.digest), manifest):
+    with TarReader([*COMPARE, *_layered(manifest), f"--directory={tree}"]) as tar:
+        for piece in _plain_pieces(archives, manifest):
             tar.write(piece)
     return next((line.removeprefix("tar: ") for line in tar.said if not _OWNER.search(line)), "")
+
+
+def _layered(manifest: Manifest) -> list[str]:
+    return options_for_layers(manifest.interpreter.version) if manifest.layers else []
 
 
 _OWNER = re.compile(r": [UG]id differs$|Exiting with failure status")
 """What a tar that is not root's unpacks belongs to whoever did it."""
 
 
-def _plain_pieces(path: Path, manifest: Manifest) -> Iterator[bytes]:
-    """What an archive holds, as a stream of tar. Raises at its end, if not before, unless it is as it was written."""
+def _plain_pieces(archives: Path, manifest: Manifest) -> Iterator[bytes]:
+    """What an archive and its layers hold, as a stream of tar. Raises at the end of each, if not before, unless it is
+    as it was written."""
+    yield from _archive_pieces(archive_path(archives, manifest.digest), manifest)
+    for layer in manifest.layers:
+        yield from layer_pieces(archives, layer, manifest.digest)
+
+
+def _archive_pieces(path: Path, manifest: Manifest) -> Iterator[bytes]:
     # What the stream may hold besides file contents: headers and padding, long names. More is no archive of ours.
-    allowed = manifest.unpacked_bytes + manifest.files * 4096 + _CHUNK
+    allowed = manifest.unpacked_bytes + manifest.files * 4096 + CHUNK
     total, seen = hashlib.sha256(), 0
     with _open(path, manifest) as file:
         size = os.fstat(file.fileno()).st_size
@@ -278,69 +341,9 @@ def _open(path: Path, manifest: Manifest) -> IO[bytes]:
 
 def _readable_pieces(file: IO[bytes], path: Path) -> Iterator[bytes]:
     try:
-        yield from _pieces(file)
+        yield from pieces(file)
     except OSError as error:
         raise MissingArchiveError(f"archive {path} can't be read ({error.strerror}): correct that, or build it again")
-
-
-class _Reader:
-    """A tar that reads what is written here; killed if the block fails, waited for in any case."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.status = 0
-        self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)  # /tmp may be on the disk that is full
-        self._tar = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=self._complaints,
-            stderr=self._complaints,
-            env=_TAR_ENV,
-            umask=0o022,
-            bufsize=0,
-        )
-        self.said: list[str] = []
-        """What it complained of, a line each."""
-
-    @property
-    def complaint(self) -> str:
-        """The first of it."""
-        return next(iter(self.said), "no message")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def write(self, data: bytes) -> None:
-        """Raises OSError (ENOSPC) once tar has said so: it would go on through the whole archive."""
-        assert self._tar.stdin is not None
-        self._check_room()
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[self._tar.stdin.write(left) :]
-        except BrokenPipeError:
-            pass  # it gave up; its status and complaints say why
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._tar.stdin is not None
-        if kind is not None:
-            self._tar.kill()
-        try:
-            self._tar.stdin.close()
-            self.status = self._tar.wait()
-            if kind is None:
-                self._check_room()
-            size = min(os.fstat(self._complaints).st_size, _LARGEST_COMPLAINTS)
-            self.said = os.pread(self._complaints, size, 0).decode(errors="replace").strip().splitlines()
-        finally:
-            os.close(self._complaints)
-
-    def _check_room(self) -> None:
-        said = os.pread(self._complaints, 4096, 0).decode(errors="replace")
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if os.strerror(number) in said:
-                raise OSError(number, os.strerror(number))
-        if ": Wrote only " in said:  # the disk took the first part of a block; the next write may find room again
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def survey(tree: Path) -> tuple[int, int]:
@@ -386,21 +389,3 @@ def normalise(tree: Path) -> None:
                 settle_index(path)
             later = 86400 if is_index else 0
             os.utime(path, (FIXED_TIME + later,) * 2, follow_symlinks=False)
-
-
-_EXTRACT = ["tar", "--extract", "--no-same-owner", "--no-same-permissions"]
-_TAR_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C"}
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    return iter(lambda: file.read(_CHUNK), b"")
-
-
-def _write(out: IO[bytes], data: bytes, total: "hashlib._Hash") -> None:
-    out.write(data)
-    total.update(data)
-
-
-def _first_line(file: IO[bytes]) -> str:
-    file.seek(0)
-    return (file.read(4096).decode(errors="replace").strip().splitlines() or ["no message"])[0]

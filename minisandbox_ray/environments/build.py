@@ -13,8 +13,7 @@ from pathlib import Path
 from minisandbox_ray.environments.archive import (
     FIXED_TIME,
     Manifest,
-    archive_path,
-    manifest_path,
+    is_complete,
     normalise,
     pack,
     read_manifest,
@@ -29,6 +28,7 @@ from minisandbox_ray.environments.instructions import Machine
 from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
 from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
 from minisandbox_ray.environments.machine import fill_machine
+from minisandbox_ray.environments.package_layers import holding
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
 from minisandbox_ray.environments.repository import Commit, find_commit
 from minisandbox_ray.environments.room import Room, free_room, is_full, writable_directory
@@ -196,7 +196,7 @@ def build_environment(
     place = _place(spec, store, repo_mirror, log)
     digest = place.digest
     with store.exclusive(f"build-{digest}"), store.scratch() as scratch:
-        if manifest_path(archives, digest).exists() and archive_path(archives, digest).exists():
+        if is_complete(archives, digest):
             return read_manifest(archives, digest)
         writable_directory(archives)
         store.make_disk_room(f"building {digest[:12]}", store.root, ROOM)
@@ -216,21 +216,23 @@ def build_environment(
         (log or _silent)("pack the archive")
         normalise(tree)
         files, size = survey(tree)
-        sha256, archive_bytes = pack(tree, archives, digest)
-        manifest = Manifest(
-            digest=digest,
-            spec=spec,
-            source_tree=place.source_tree,
-            interpreter=place.interpreter,
-            base=BaseSystem.here(),
-            archive_sha256=sha256,
-            archive_bytes=archive_bytes,
-            unpacked_bytes=size,
-            files=files,
-            commands=commands,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        write_manifest(archives, manifest)
+        with holding(archives):
+            packed = pack(tree, archives, digest, place.interpreter.version)
+            manifest = Manifest(
+                digest=digest,
+                spec=spec,
+                source_tree=place.source_tree,
+                interpreter=place.interpreter,
+                base=BaseSystem.here(),
+                archive_sha256=packed.archive_sha256,
+                archive_bytes=packed.archive_bytes,
+                layers=packed.layers,
+                unpacked_bytes=size,
+                files=files,
+                commands=commands,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            write_manifest(archives, manifest)
         store.adopt(manifest, tree)
         return manifest
 

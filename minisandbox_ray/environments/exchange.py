@@ -10,7 +10,7 @@ import io
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from minisandbox_ray.environments.archive import (
     Manifest,
     archive_path,
     fetched_mark,
+    is_complete,
     manifest_path,
     pack_tree,
     parse_manifest,
@@ -31,9 +32,18 @@ from minisandbox_ray.environments.archive import (
     write_manifest,
 )
 from minisandbox_ray.environments.cache import sync_directory, write_atomically
+from minisandbox_ray.environments.package_layers import (
+    PackageLayer,
+    holding,
+    is_sound,
+    layer_path,
+    layer_pieces,
+    verified,
+)
 from minisandbox_ray.environments.room import disk_errors, is_full, writable_directory
 from minisandbox_ray.environments.spec import InterpreterId
 from minisandbox_ray.environments.store import NodeStore
+from minisandbox_ray.environments.tar import pieces
 from minisandbox_ray.errors import ArchiveError, ConfigError, DamagedArchiveError, StoreFullError, first_wrong
 
 INDEX = "export.json"
@@ -47,7 +57,7 @@ class Member(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(
-        pattern=r"^(archives/[0-9a-f]{64}\.(json|tar\.zst)|interpreters/[0-9.]+-[0-9a-f]{64}\.tar\.zst"
+        pattern=r"^(archives/([0-9a-f]{64}\.json|(layers/)?[0-9a-f]{64}\.tar\.zst)|interpreters/[0-9.]+-[0-9a-f]{64}\.tar\.zst"
         r"|tasks/[A-Za-z0-9_][A-Za-z0-9_.+-]*\.jsonl)$"
     )
     """Its path in the tar."""
@@ -129,6 +139,10 @@ def export_environments(
             add(f"archives/{json.name}", len(data), _sha256(data), partial(io.BytesIO, data))
             sizes = manifest.archive_bytes, manifest.archive_sha256
             add(f"archives/{packed.name}", *sizes, partial(_open, packed))
+        layers = {layer.sha256: (layer, each.digest) for each in manifests for layer in each.layers}
+        for name, (layer, digest) in layers.items():
+            size, sha256 = _check_layer(archives, layer, digest)
+            add(f"archives/layers/{name}.tar.zst", size, sha256, partial(_open, layer_path(archives, name)))
         try:
             with temporary.open("wb") as out:
                 _write(out, Index(format=1, members=members), sources)
@@ -167,6 +181,17 @@ def _write(out: IO[bytes], index: Index, sources: Sequence[Callable[[], IO[bytes
                     raise DamagedArchiveError(_changed(member)) from error  # it was shorter
                 if watched.sha256 != member.sha256 or opened.read(1):
                     raise DamagedArchiveError(_changed(member))
+
+
+def _check_layer(archives: Path, layer: PackageLayer, digest: str) -> tuple[int, str]:
+    """Size and hash of a layer's file. Raises MissingArchiveError, DamagedArchiveError."""
+    for _ in layer_pieces(archives, layer, digest):
+        pass
+    with _open(layer_path(archives, layer.sha256)) as file:
+        watched = _Hashing(file)
+        while watched.read(_CHUNK):
+            pass
+        return file.tell(), watched.sha256
 
 
 def _changed(member: Member) -> str:
@@ -254,7 +279,7 @@ def _receive(
             raise ConfigError(f"{file} was changed: it holds {info.name!r} where its index says {member.name}")
         content = tar.extractfile(info)
         assert content is not None
-        kind, _, name = member.name.partition("/")
+        kind, name = member.name.partition("/")[0], Path(member.name).name
         place = archives / f".{name}.{os.getpid()}-{os.urandom(4).hex()}.part" if kind == "archives" else scratch / name
         total = hashlib.sha256()
         with disk_errors(place):
@@ -276,6 +301,7 @@ def _land(
 ) -> Landed:
     manifests: list[Manifest] = []
     packed: dict[str, Path] = {}
+    layers: dict[str, Path] = {}
     versions: list[str] = []
     files: dict[str, bytes] = {}
     for name, path in arrived.items():
@@ -292,6 +318,8 @@ def _land(
                 manifests.append(parse_manifest(path.read_bytes(), rest.removesuffix(".json"), f"{name} of {file}"))
             except ArchiveError as error:
                 raise ConfigError(str(error)) from error
+        elif rest.startswith("layers/"):
+            layers[rest.removeprefix("layers/").removesuffix(".tar.zst")] = path
         else:
             packed[rest.removesuffix(".tar.zst")] = path
     for manifest in manifests:
@@ -300,6 +328,8 @@ def _land(
             raise ConfigError(f"{file} was changed: {manifest.digest[:12]} has not the archive that its manifest says")
     if set(packed) != {each.digest for each in manifests}:
         raise ConfigError(f"{file} was changed: it holds an archive without a manifest")
+    needed = {layer.sha256: layer for each in manifests for layer in each.layers}
+    _check_layers(layers, needed, file)
     known = 0
     for name in versions:
         version, _, build_id = name.partition("-")
@@ -307,11 +337,49 @@ def _land(
         known += not store.adopt_interpreter(
             InterpreterId(version=version, build_id=build_id), partial(unpack_file, source)
         )
+    whole = {each.digest for each in manifests if is_complete(archives, each.digest)}
+    with holding(archives) if layers else nullcontext():
+        for name, path in layers.items():
+            if not is_sound(archives, needed[name]):
+                path.replace(layer_path(archives, name))
+        if layers:
+            sync_directory(archives / "layers")
+        known += _land_archives(manifests, packed, whole, archives, store)
+    for name, data in files.items():
+        writable_directory(tasks)
+        write_atomically(tasks / name, data)
+    return Landed(manifests, [each.partition("-")[0] for each in versions], list(files), file.stat().st_size, known)
+
+
+def _check_layers(layers: dict[str, Path], needed: dict[str, PackageLayer], file: Path) -> None:
+    """Raise ConfigError unless what arrived is what the manifests name, and holds what it is named after."""
+    if set(layers) != set(needed):
+        raise ConfigError(f"{file} was changed: it holds other layers than its manifests name")
+
+    for name, path in layers.items():
+
+        def damaged(how: str, name: str = name) -> DamagedArchiveError:
+            return DamagedArchiveError(f"{file} was changed: layer {name[:12]} is not what its name says ({how})")
+
+        try:
+            with _open(path) as opened:
+                for _ in verified(needed[name], pieces(opened), damaged):
+                    pass
+        except DamagedArchiveError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _land_archives(
+    manifests: list[Manifest], packed: dict[str, Path], whole: set[str], archives: Path, store: NodeStore
+) -> int:
+    """Returns how many were there before, of which `whole` had all that they need."""
+    known = 0
     for manifest in manifests:
         fetched_mark(archives, manifest.digest).unlink(missing_ok=True)  # nothing makes room by removing it
         with suppress(ArchiveError, OSError):  # what is damaged is replaced
             there = read_manifest(archives, manifest.digest)
-            if archive_path(archives, manifest.digest).stat().st_size == there.archive_bytes:
+            size = archive_path(archives, manifest.digest).stat().st_size
+            if size == there.archive_bytes and manifest.digest in whole:
                 known += 1
                 continue
         with store.providing(manifest.digest), disk_errors(archives):
@@ -319,7 +387,4 @@ def _land(
             packed[manifest.digest].replace(archive_path(archives, manifest.digest))
             sync_directory(archives)
             write_manifest(archives, manifest)
-    for name, data in files.items():
-        writable_directory(tasks)
-        write_atomically(tasks / name, data)
-    return Landed(manifests, [each.partition("-")[0] for each in versions], list(files), file.stat().st_size, known)
+    return known

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from minisandbox_ray.environments.archive import archive_path, fetched_mark, manifest_path
 from minisandbox_ray.environments.cache import cache_root
+from minisandbox_ray.environments.package_layers import GRACE_SECONDS, unneeded
 from minisandbox_ray.environments.room import disk_errors
 from minisandbox_ray.environments.store import NodeStore
 
-STALE_SECONDS = 3600.0
+STALE_SECONDS = GRACE_SECONDS
 """A temporary file that nobody wrote to for so long belongs to a process that was killed, on whatever machine."""
 
 _OF_ARCHIVE = re.compile(r"([0-9a-f]{64})\.(json|tar\.zst)")
@@ -46,19 +47,34 @@ def collect_garbage(
     `archives` are directories, `stores` all node stores of this machine that use them. An environment that somebody
     here uses or makes stays, and so does one that was built or used less than `older_than` seconds ago. Its manifest
     goes first: without one there is no archive, whenever this is interrupted. Nodes of other machines keep what they
-    have unpacked. Raises ConfigError for a directory that can't be written.
+    have unpacked. Layers go that no environment left there needs, see `unneeded`. Raises ConfigError for a directory
+    that can't be written.
     """
     now = time.time()
+    gone = set()
     for digest in sorted(_known(archives, stores) - set(keep)):
         if now - _last_use(digest, archives, stores) >= older_than:
-            yield _remove(digest, archives, stores, dry_run=dry_run)
+            found = _remove(digest, archives, stores, dry_run=dry_run)
+            if not found.in_use:
+                gone.add(digest)
+            yield found
+    for directory in (place for each in archives for place in (each, each / "layers") if place.is_dir()):
+        for path in sorted(directory.iterdir()):
+            if _LEFT.fullmatch(path.name) and (left := _left(path, now)):
+                yield left
+                _unlink(path, dry_run)
     for directory in archives:
-        for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-            if _LEFT.fullmatch(path.name) and (found := _left(path, now)):
-                yield found
-                if not dry_run:
-                    with disk_errors(path):
-                        path.unlink(missing_ok=True)
+        with unneeded(directory, gone, STALE_SECONDS) as layers:
+            for path in layers:
+                with suppress(FileNotFoundError):
+                    yield Garbage(path.name, "layer", path.stat().st_size)
+                    _unlink(path, dry_run)
+
+
+def _unlink(path: Path, dry_run: bool) -> None:
+    if not dry_run:
+        with disk_errors(path):
+            path.unlink(missing_ok=True)
 
 
 def machine_directories() -> tuple[list[Path], list[Path]]:

@@ -9,7 +9,10 @@ from minisandbox_ray.errors import ArchiveError
 
 
 def describe(store: NodeStore, archives: Path) -> list[dict[str, str]]:
-    """One row per environment that has an archive in `archives` or is unpacked in `store`; all values are text."""
+    """One row per environment that has an archive in `archives` or is unpacked in `store`; all values are text.
+
+    What an archive shares with others is told apart from what is its own.
+    """
     here = {each.digest: each for each in store.inventory()}
     rows = []
     for digest in sorted({path.stem for path in archives.glob("*.json")} | set(here)):
@@ -25,6 +28,7 @@ def describe(store: NodeStore, archives: Path) -> list[dict[str, str]]:
                 "source": manifest.spec.describe() if manifest else "no valid archive",
                 "python": manifest.interpreter.version if manifest else "",
                 "archive": _size(manifest.archive_bytes) if manifest else "",
+                "layers": _size(manifest.packed_bytes - manifest.archive_bytes) if manifest and manifest.layers else "",
                 "unpacked": _size(stored.bytes) if stored else "",
                 "last used": f"{used} (in use)" if stored and stored.in_use else used,
             }

@@ -6,7 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,16 @@ from minisandbox_ray.environments.archive import (
 )
 from minisandbox_ray.environments.build import build_environment
 from minisandbox_ray.environments.cache import sync_directory
+from minisandbox_ray.environments.package_layers import (
+    DamagedLayerError,
+    PackageLayer,
+    holding,
+    layer_path,
+    named_layers,
+    reuse,
+    unneeded,
+    verified,
+)
 from minisandbox_ray.environments.room import Room, disk_errors, free_room, reserve, writable_directory
 from minisandbox_ray.environments.sources import Peer, PeerSource, Source, UrlSource, hide_credentials, is_url
 from minisandbox_ray.environments.spec import environment_digest
@@ -41,6 +51,8 @@ Origin = Literal["store", "archives", "local", "url", "peer", "rebuilt"]
 
 _PARTS = ("fetch", "unpack", "rebuild")
 _DAMAGED = "damaged"
+_MORE = 1 << 20
+"""Bytes that a file of zstd may be larger than what it holds."""
 _STALE_SECONDS = 60
 
 
@@ -137,7 +149,7 @@ class _Search:
             self.failures.append(str(error))
         except DamagedArchiveError as error:
             self.damaged = True
-            fate = self._quarantine(directory, seen)
+            fate = self._quarantine(directory, seen, error)
             self.failures.append(f"{error}; {fate}")
             self.log(self.failures[-1])
         else:
@@ -147,18 +159,25 @@ class _Search:
         return None
 
     def fetch(self, origin: Origin, source: Source) -> Provided | None:
-        """Copy an archive to the local directory and materialise it from there."""
-        try:
-            with self._clock("fetch"):
-                self._bring(source)
-        except DamagedArchiveError as error:
-            self.damaged = True
-            self.failures.append(str(error))
-            self.log(f"{error}; passed over")
-        except MissingArchiveError as error:
-            self.failures.append(str(error))
-        else:
-            return self.unpack_from(origin, self.local)
+        """Copy an archive, and those of its layers that are not there, to the local directory; materialise it there."""
+        for _attempt in range(2):
+            try:
+                with self._clock("fetch"):
+                    self._bring(source)
+            except DamagedArchiveError as error:
+                self.damaged = True
+                self.failures.append(str(error))
+                self.log(f"{error}; passed over")
+                return None
+            except MissingArchiveError as error:
+                self.failures.append(str(error))
+                return None
+            moved = len(self.quarantined)
+            if provided := self.unpack_from(origin, self.local):
+                return provided
+            if not any("/layers/" in path for path in self.quarantined[moved:]):
+                return None
+            # A layer that lay there was damaged: now it is away, and can be fetched.
         return None
 
     def rebuild(self) -> Provided:
@@ -199,7 +218,7 @@ class _Search:
         writable_directory(self.local)
 
         def receive() -> None:
-            self.store.make_disk_room(f"archive {self.digest[:12]}", self.local, manifest.archive_bytes)
+            self.store.make_disk_room(f"archive {self.digest[:12]}", self.local, _missing_bytes(self.local, manifest))
             try:
                 _receive(self.local, manifest, source)
             except _BrokenOffError as error:
@@ -208,7 +227,8 @@ class _Search:
                 self.log(f"{error}: trying once more")
                 _receive(self.local, manifest, source)
 
-        self._roomy(self.local, lambda manifest: Room(manifest.archive_bytes, 3), receive)
+        needed = Room(_missing_bytes(self.local, manifest), 3 + len(manifest.layers))
+        self._roomy(self.local, lambda _: needed, receive)
 
     def _roomy[Result](self, place: Path, needed: Callable[[Manifest], Room], action: Callable[[], Result]) -> Result:
         """What `action` returns; where the disk of `place` is full, copies of archives make room and it is called anew.
@@ -229,21 +249,28 @@ class _Search:
                     self.log(f"the disk of {place} is full: removing the copy of archive {digest[:12]}")
                     for path in (manifest_path(self.local, digest), archive_path(self.local, digest), mark):
                         path.unlink(missing_ok=True)
+                    with unneeded(self.local, grace=0) as layers:
+                        for path in layers:
+                            path.unlink(missing_ok=True)
         return action()
 
-    def _quarantine(self, directory: Path, seen: "_Seen") -> str:
-        """Move away what was found damaged, unless somebody has put something else there; returns what was done."""
+    def _quarantine(self, directory: Path, seen: "_Seen", error: DamagedArchiveError) -> str:
+        """Move away what was found damaged, unless somebody has put something else there; returns what was done.
+
+        Of an archive with a damaged layer that is the layer alone: the rest is sound, and others need it.
+        """
         suffix = f"{_DAMAGED}-{time.strftime('%Y%m%dT%H%M%S')}-{os.urandom(3).hex()}"
         moved = None
         try:
             # The manifest goes first: without one there is no archive, so nobody meets one half of the pair.
-            for path in (manifest_path(directory, self.digest), archive_path(directory, self.digest)):
+            both = manifest_path(directory, self.digest), archive_path(directory, self.digest)
+            for path in [error.path] if isinstance(error, DamagedLayerError) else both:
                 if path in seen.files and _identity(path) == seen.files[path]:
                     moved = path.rename(path.with_name(f"{path.name}.{suffix}"))
                     if path.suffix == ".zst":
                         self.quarantined.append(str(moved))
-        except OSError as error:
-            return f"it can't be moved away ({error.strerror})"
+        except OSError as refused:
+            return f"it can't be moved away ({refused.strerror})"
         return f"moved to {moved}" if moved else "it has been replaced meanwhile"
 
     def _retire(self) -> None:
@@ -290,9 +317,11 @@ class _Seen:
 
     @classmethod
     def at(cls, directory: Path, digest: str) -> "_Seen":
-        """The manifest and archive of a digest, as far as they are there."""
-        both = (manifest_path(directory, digest), archive_path(directory, digest))
-        return cls({path: found for path in both if (found := _identity(path))})
+        """The manifest, archive and layers of a digest, as far as they are there."""
+        paths = [manifest_path(directory, digest), archive_path(directory, digest)]
+        with suppress(OSError):
+            paths += [layer_path(directory, name) for name in named_layers(paths[0].read_bytes())]
+        return cls({path: found for path in paths if (found := _identity(path))})
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
@@ -308,40 +337,97 @@ def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
 
     Raises DamagedArchiveError, _BrokenOffError, StoreFullError, ConfigError.
     """
-    _sweep_partial(directory)
-    final = archive_path(directory, manifest.digest)
-    part = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    with holding(directory) if manifest.layers else nullcontext():
+        for layer in manifest.layers:
+            if not reuse(directory, layer):
+                _receive_layer(directory, manifest, layer, source)
+        if not _has(directory, manifest):
+            _receive_archive(directory, manifest, source)
+        with disk_errors(directory):
+            fetched_mark(directory, manifest.digest).touch()
+        write_manifest(directory, manifest)
+
+
+def _has(directory: Path, manifest: Manifest) -> bool:
+    """Whether the same archive lies there: only a layer of it was missing."""
+    try:
+        size = archive_path(directory, manifest.digest).stat().st_size
+        return read_manifest(directory, manifest.digest) == manifest and size == manifest.archive_bytes
+    except (ArchiveError, OSError):
+        return False
+
+
+def _missing_bytes(directory: Path, manifest: Manifest) -> int:
+    """What of an archive and its layers is to be brought there."""
+    missing = [each for each in manifest.layers if not layer_path(directory, each.sha256).exists()]
+    return sum(each.packed_bytes for each in missing) + (0 if _has(directory, manifest) else manifest.archive_bytes)
+
+
+def _receive_archive(directory: Path, manifest: Manifest, source: Source) -> None:
     total, size = hashlib.sha256(), 0
+    with _arriving(archive_path(directory, manifest.digest)) as write:
+        for piece in _sent(source, source.pieces(manifest)):
+            size += len(piece)
+            total.update(piece)
+            if size > manifest.archive_bytes:
+                break
+            write(piece)
+        if size != manifest.archive_bytes or total.hexdigest() != manifest.archive_sha256:
+            bad_size = size != manifest.archive_bytes
+            how = f"{size} bytes of {manifest.archive_bytes}" if bad_size else "its sha256 is not the manifest's"
+            raise DamagedArchiveError(f"archive {manifest.digest[:12]} from {source.name} arrived damaged ({how})")
+
+
+def _receive_layer(directory: Path, manifest: Manifest, layer: PackageLayer, source: Source) -> None:
+    def damaged(how: str) -> DamagedArchiveError:
+        return DamagedArchiveError(
+            f"layer {layer.sha256[:12]} of archive {manifest.digest[:12]} from {source.name} arrived damaged ({how})"
+        )
+
+    with _arriving(layer_path(directory, layer.sha256)) as write:
+
+        def packed() -> Iterator[bytes]:
+            size = 0
+            for piece in _sent(source, source.layer(layer)):
+                size += len(piece)
+                if size > layer.plain_bytes + _MORE:
+                    raise damaged("holds more than its manifest says")
+                write(piece)
+                yield piece
+
+        arriving = packed()
+        for _ in verified(layer, arriving, damaged):
+            pass
+        if next(arriving, None) is not None:
+            raise damaged("something follows")
+
+
+@contextmanager
+def _arriving(final: Path) -> Iterator[Callable[[bytes], None]]:
+    """For writing a file that gets its name if the block does not fail."""
+    part = final.with_name(f".{final.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    _sweep_partial(final.parent)
     try:
         with disk_errors(final):
             file = part.open("wb")
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)  # see _sweep_partial
-            for piece in _sent(source, manifest):
-                size += len(piece)
-                total.update(piece)
-                if size > manifest.archive_bytes:
-                    break
+
+            def write(piece: bytes) -> None:
                 with disk_errors(final):
                     file.write(piece)
-            if size != manifest.archive_bytes or total.hexdigest() != manifest.archive_sha256:
-                bad_size = size != manifest.archive_bytes
-                how = f"{size} bytes of {manifest.archive_bytes}" if bad_size else "its sha256 is not the manifest's"
-                raise DamagedArchiveError(f"archive {manifest.digest[:12]} from {source.name} arrived damaged ({how})")
+
+            yield write
             with disk_errors(final):
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(final)
-                sync_directory(directory)
+                sync_directory(final.parent)
     finally:
         part.unlink(missing_ok=True)
-    with disk_errors(final):
-        fetched_mark(directory, manifest.digest).touch()
-    write_manifest(directory, manifest)
 
 
-def _sent(source: Source, manifest: Manifest) -> Iterator[bytes]:
-    pieces = source.pieces(manifest)
+def _sent(source: Source, pieces: Iterator[bytes]) -> Iterator[bytes]:
     while True:
         try:
             piece = next(pieces, None)

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
-from minisandbox_ray.environments.archive import Manifest
+from minisandbox_ray.environments.archive import Manifest, archive_path
+from minisandbox_ray.environments.package_layers import PackageLayer, layer_path
 from minisandbox_ray.errors import ConfigError
 
 PIECE_BYTES = 32 << 20
@@ -26,6 +28,9 @@ class Peer(Protocol):
     def read(self, digest: str, offset: int, length: int) -> bytes:
         """At most `length` bytes of the archive from `offset` on (`read_piece`)."""
 
+    def read_layer(self, sha256: str, offset: int, length: int) -> bytes:
+        """The same of a layer; none at its end."""
+
 
 class Source(Protocol):
     """What `provide` fetches archives from."""
@@ -37,6 +42,9 @@ class Source(Protocol):
 
     def pieces(self, manifest: Manifest) -> Iterator[bytes]:
         """The archive from its beginning to its end."""
+
+    def layer(self, layer: PackageLayer) -> Iterator[bytes]:
+        """A layer from its beginning to its end."""
 
 
 class PeerSource:
@@ -54,6 +62,13 @@ class PeerSource:
         """Pieces of `PIECE_BYTES`."""
         for offset in range(0, manifest.archive_bytes, PIECE_BYTES):
             yield self._peer.read(manifest.digest, offset, min(PIECE_BYTES, manifest.archive_bytes - offset))
+
+    def layer(self, layer: PackageLayer) -> Iterator[bytes]:
+        """Pieces of `PIECE_BYTES`, until there are no more: who packed it may have packed it better."""
+        offset = 0
+        while piece := self._peer.read_layer(layer.sha256, offset, PIECE_BYTES):
+            yield piece
+            offset += len(piece)
 
 
 class UrlSource:
@@ -85,10 +100,17 @@ class UrlSource:
 
     def pieces(self, manifest: Manifest) -> Iterator[bytes]:
         """Pieces of at most `PIECE_BYTES`."""
+        return self._read(archive_path(Path(), manifest.digest), manifest.archive_bytes)
+
+    def layer(self, layer: PackageLayer) -> Iterator[bytes]:
+        """Pieces of at most `PIECE_BYTES`."""
+        return self._read(layer_path(Path(), layer.sha256), layer.packed_bytes)
+
+    def _read(self, path: Path, size: int) -> Iterator[bytes]:
         # Without a block size fsspec streams over HTTP, which works with servers that know no ranges; with a size it
         # does not ask for that first.
-        options = {"block_size": 0, "size": manifest.archive_bytes} if _is_http(self._url) else {}
-        with self._files.open(f"{self._root}/{manifest.digest}.tar.zst", "rb", **options) as file:
+        options = {"block_size": 0, "size": size} if _is_http(self._url) else {}
+        with self._files.open(f"{self._root}/{path}", "rb", **options) as file:
             while piece := file.read(PIECE_BYTES):
                 yield piece
 

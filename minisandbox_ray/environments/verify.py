@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox_ray.environments.archive import FIXED_TIME, Manifest, check, compare, read_manifest
+from minisandbox_ray.environments.package_layers import layer_path
 from minisandbox_ray.environments.store import NodeStore
 from minisandbox_ray.errors import ArchiveError
 
@@ -21,26 +22,33 @@ class Verified:
     """What was read and is sound."""
 
 
-def verify(digest: str, archives: Sequence[Path], stores: Sequence[NodeStore]) -> Iterator[Verified]:
+def verify(
+    digest: str, archives: Sequence[Path], stores: Sequence[NodeStore], sound_layers: set[Path] | None = None
+) -> Iterator[Verified]:
     """Read every archive of an environment, and compare each unpacked copy with it: names, content, modes, times.
+
+    Layers in `sound_layers` are not read anew, and those that were found sound are added to it.
 
     Where no sound archive is left to compare with, a copy is held against its manifest alone: how many files, how many
     bytes, and that none was written since. Says so if there is neither archive nor copy.
     """
     sound: tuple[Path, Manifest] | None = None
     found = False
+    known = set() if sound_layers is None else sound_layers
     for directory in archives:
         if not any((directory / f"{digest}.{suffix}").exists() for suffix in ("json", "tar.zst")):
             continue
         found = True
         try:
             manifest = read_manifest(directory, digest)
-            check(directory, manifest)
+            new = [each for each in manifest.layers if layer_path(directory, each.sha256) not in known]
+            check(directory, manifest, {each.sha256 for each in manifest.layers} - {each.sha256 for each in new})
         except ArchiveError as error:
             yield Verified(digest, directory, str(error))
         else:
             sound = sound or (directory, manifest)
-            yield Verified(digest, directory, "", manifest.archive_bytes)
+            known.update(layer_path(directory, each.sha256) for each in new)
+            yield Verified(digest, directory, "", manifest.archive_bytes + sum(each.packed_bytes for each in new))
     for store in stores:
         with store.keep(digest) as root:
             if root is not None:
@@ -55,13 +63,17 @@ def _verify_copy(digest: str, root: Path, sound: tuple[Path, Manifest] | None) -
     try:
         manifest = Manifest.model_validate_json((root / "manifest.json").read_bytes())
         problem = _shallow(root, manifest)
-        if not problem and sound is not None and sound[1].archive_sha256 == manifest.archive_sha256:
+        if not problem and sound is not None and _content(sound[1]) == _content(manifest):
             problem = compare(sound[0], manifest, root)
     except (OSError, ValueError, ArchiveError) as error:
         problem = next(iter(str(error).splitlines()), type(error).__name__)
     if problem:
         return Verified(digest, root, f"the unpacked copy {root} is not what was packed ({problem}): {advice}")
     return Verified(digest, root, "", manifest.unpacked_bytes)
+
+
+def _content(manifest: Manifest) -> tuple[str, list[str]]:
+    return manifest.archive_sha256, [each.sha256 for each in manifest.layers]
 
 
 def _shallow(root: Path, manifest: Manifest) -> str:

@@ -20,14 +20,14 @@ def plant(archives: Path, name: str, kib: int = 64) -> str:
     (tree / "testbed" / "noise").write_bytes(os.urandom(kib << 10))
     normalise(tree)
     entries, unpacked = survey(tree)
-    sha256, archived = pack(tree, archives, digest)
+    packed = pack(tree, archives, digest)
     manifest = Manifest(
         digest=digest,
         spec=spec,
         interpreter=interpreter,
         base=BaseSystem.here(),
-        archive_sha256=sha256,
-        archive_bytes=archived,
+        archive_sha256=packed.archive_sha256,
+        archive_bytes=packed.archive_bytes,
         unpacked_bytes=unpacked,
         files=entries,
         commands=[],

@@ -1,11 +1,13 @@
 """Real builds, in a cache of their own. The wheel cache of the user is shared if there is one: it only saves time."""
 
+import base64
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from minisandbox_ray.environments import (
     find_interpreters,
 )
 from minisandbox_ray.environments.archive import normalise, pack, survey, write_manifest
+from minisandbox_ray.environments.package_layers import SMALLEST, place_of_layers
 from minisandbox_ray.sandbox.starter import syscalls
 
 INFLECTION = EnvSpec(
@@ -95,8 +98,12 @@ def plant(
     size: int = 1000,
     base: BaseSystem | None = None,
     content: bytes | None = None,
+    packages: Sequence[str] = (),
 ) -> Manifest:
-    """A small archive that no build made, nor can: for tests of archives and store, without network and sandbox."""
+    """A small archive that no build made, nor can: for tests of archives and store, without network and sandbox.
+
+    Each of `packages` is installed, and large enough for a layer of its own; its content depends on its name alone.
+    """
     spec = EnvSpec(python="3.99", variables={"NAME": name})
     interpreter = next(each for each in find_interpreters() if not each.is_system).id
     base = base or BaseSystem.here()
@@ -111,16 +118,19 @@ def plant(
     (tree / "venv/bin/tool").write_text("#!/bin/sh\n")
     (tree / "venv/bin/tool").chmod(0o755)
     (tree / "venv/bin/link").symlink_to("tool")
+    for package in packages:
+        install(tree / place_of_layers(interpreter.version) / "site-packages", package)
     normalise(tree)
     entries, unpacked = survey(tree)
-    sha256, archived = pack(tree, archives, digest)
+    packed = pack(tree, archives, digest, interpreter.version if packages else "")
     manifest = Manifest(
         digest=digest,
         spec=spec,
         interpreter=interpreter,
         base=base,
-        archive_sha256=sha256,
-        archive_bytes=archived,
+        archive_sha256=packed.archive_sha256,
+        archive_bytes=packed.archive_bytes,
+        layers=packed.layers,
         unpacked_bytes=unpacked,
         files=entries,
         commands=[],
@@ -128,6 +138,15 @@ def plant(
     )
     write_manifest(archives, manifest)
     return manifest
+
+
+def install(place: Path, package: str, size: int = SMALLEST) -> None:
+    """What pip would leave of a distribution in site-packages: a module that cannot be compressed, and a RECORD."""
+    (place / package).mkdir(parents=True)
+    text = base64.b85encode(random.Random(package).randbytes(size)).decode()
+    (place / f"{package}/__init__.py").write_text(f'TEXT = """{text}"""\n')
+    (place / f"{package}-1.dist-info").mkdir()
+    (place / f"{package}-1.dist-info/RECORD").write_text(f"{package}/__init__.py,,\n{package}-1.dist-info/RECORD,,\n")
 
 
 def on_small_disk(scenario: Callable[[Path], None], tmp_path: Path, mib: int) -> None:

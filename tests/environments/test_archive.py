@@ -34,7 +34,7 @@ def test_round_trip_keeps_modes_links_and_times(shelf: Path) -> None:
 def test_equal_trees_give_equal_archives(shelf: Path) -> None:
     manifest = plant(shelf, "a")
     tree = unpacked(shelf, manifest)
-    assert pack(tree, shelf.parent / "again", manifest.digest)[0] == manifest.archive_sha256
+    assert pack(tree, shelf.parent / "again", manifest.digest).archive_sha256 == manifest.archive_sha256
 
 
 def test_nothing_but_archive_and_manifest_is_left(shelf: Path) -> None:
@@ -124,16 +124,16 @@ def test_special_files_are_refused_and_set_uid_is_dropped(shelf: Path) -> None:
     tree = unpacked(shelf, manifest)
     tool = tree / "venv/bin/tool"
     tool.chmod(0o4755)
-    sha256, size = pack(tree, shelf, manifest.digest)
-    changed = manifest.model_copy(update={"archive_sha256": sha256, "archive_bytes": size})
+    packed = pack(tree, shelf, manifest.digest)
+    changed = manifest.model_copy(update=vars(packed))
     target = shelf.parent / "second"
     target.mkdir()
     unpack(shelf, changed, target)
     assert (target / "venv/bin/tool").stat().st_mode & 0o7777 == 0o755
 
     os.mkfifo(tree / "venv/pipe")
-    sha256, size = pack(tree, shelf, manifest.digest)
-    changed = manifest.model_copy(update={"archive_sha256": sha256, "archive_bytes": size})
+    packed = pack(tree, shelf, manifest.digest)
+    changed = manifest.model_copy(update=vars(packed))
     target = shelf.parent / "third"
     target.mkdir()
     with pytest.raises(ArchiveError, match="venv/pipe is a device, pipe or socket"):
@@ -144,11 +144,11 @@ def test_a_stream_larger_than_the_manifest_says_is_stopped(shelf: Path) -> None:
     manifest = plant(shelf, "a")
     tree = unpacked(shelf, manifest)
     (tree / "venv/zeros").write_bytes(bytes(64 << 20))
-    sha256, size = pack(tree, shelf, manifest.digest)
+    packed = pack(tree, shelf, manifest.digest)
     target = shelf.parent / "second"
     target.mkdir()
     with pytest.raises(ArchiveError, match="holds more than its manifest says"):
-        unpack(shelf, manifest.model_copy(update={"archive_sha256": sha256, "archive_bytes": size}), target)
+        unpack(shelf, manifest.model_copy(update=vars(packed)), target)
     assert survey(target)[1] < 40 << 20
 
 

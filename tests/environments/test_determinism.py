@@ -30,7 +30,8 @@ if os.geteuid() == 0:
     assert libc.unshare(0x04000000) == 0 and libc.sethostname(b"elsewhere", 9) == 0
 from minisandbox_ray.environments import EnvSpec, NodeStore, build_environment, cache_root
 spec = EnvSpec.model_validate_json(sys.argv[1])
-print(build_environment(spec, cache_root() / "archives", NodeStore(cache_root() / "store")).archive_sha256)
+manifest = build_environment(spec, cache_root() / "archives", NodeStore(cache_root() / "store"))
+print(manifest.archive_sha256, *(f"{each.sha256}:{each.packed_bytes}" for each in manifest.layers))
 """
 
 
@@ -67,7 +68,21 @@ def test_builds_in_two_places_give_the_same_bytes(
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     finally:
         subprocess.run(["rm", "-rf", cache], check=True)
-    assert done.stdout.strip() == manifest.archive_sha256, done.stderr
+    layers = [f"{each.sha256}:{each.packed_bytes}" for each in manifest.layers]
+    assert layers and done.stdout.split() == [manifest.archive_sha256, *layers], done.stderr
+
+
+def test_what_else_is_installed_makes_no_difference_to_a_package_s_layer(
+    index: None, archives: Path, store: NodeStore
+) -> None:
+    versions = [each.version for each in find_interpreters() if each.complete and not each.is_system]
+    old = [version for version in versions if version.startswith(("3.8", "3.9", "3.10"))]
+    some, more = (
+        build_environment(EnvSpec(python=(old or versions)[0], packages=packages), archives, store)
+        for packages in (["pygments==2.17.2"], ["pygments==2.17.2", "pluggy==1.4.0", "attrs==23.2.0"])
+    )
+    assert some.layers and {each.sha256 for each in some.layers} <= {each.sha256 for each in more.layers}
+    assert some.digest != more.digest
 
 
 def test_the_index_is_git_s_still(tmp_path: Path) -> None:

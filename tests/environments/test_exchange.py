@@ -15,6 +15,7 @@ import pytest
 from minisandbox_ray.environments import Manifest, NodeStore, read_manifest
 from minisandbox_ray.environments.archive import archive_path, fetched_mark
 from minisandbox_ray.environments.exchange import Index, export_environments, import_environments
+from minisandbox_ray.environments.package_layers import layer_path
 from minisandbox_ray.errors import ConfigError, DamagedArchiveError, MissingArchiveError, StoreFullError
 
 from .conftest import filled, on_small_disk, plant, wait_until
@@ -254,3 +255,85 @@ def test_killed_in_the_middle_leaves_no_archive(
     NodeStore(store.root)
     assert not list((store.root / "scratch").iterdir())
     assert import_environments(sent[0], archives, store, tasks).known == 0
+
+
+@pytest.fixture
+def layered(here: tuple[Path, NodeStore], tmp_path: Path) -> tuple[Path, list[Manifest]]:
+    archives, store = here
+    manifests = [plant(archives, "a", packages=["one", "two"]), plant(archives, "b", packages=["two"])]
+    plant_interpreter(store, manifests[0])
+    file = tmp_path / "export.tar"
+    export_environments([each.digest for each in manifests], file, archives, store)
+    return file, manifests
+
+
+def test_layers_are_sent_once_and_stay_where_they_are(
+    layered: tuple[Path, list[Manifest]], there: tuple[Path, NodeStore, Path]
+) -> None:
+    file, manifests = layered
+    archives, store, _ = there
+    with tarfile.open(file) as tar:
+        assert len([name for name in tar.getnames() if "layers/" in name]) == 2
+    assert import_environments(file, *there).known == 0
+    for each in manifests:
+        store.materialise(each.digest, archives)
+    paths = [layer_path(archives, each.sha256) for each in manifests[0].layers]
+    before = [path.stat().st_ino for path in paths]
+    assert import_environments(file, *there).known == 3
+    paths[0].unlink()
+    assert import_environments(file, *there).known == 2
+    assert paths[1].stat().st_ino == before[1] and paths[0].exists()
+    assert not [name for name in left(archives) if name.endswith(".part")]
+
+
+def a_layer_less(name: str, data: bytes) -> tuple[str, bytes] | None:
+    if name == "export.json":
+        index = json.loads(data)
+        index["members"] = index["members"][:-1]
+        return name, json.dumps(index).encode()
+    return None if name == LAST.members[-1].name else (name, data)
+
+
+def a_layer_of_another_name(name: str, data: bytes) -> tuple[str, bytes]:
+    """Its hash in the index is right: it is the name that is not."""
+    here, other = (each.name for each in LAST.members if "layers/" in each.name)
+    if name == "export.json":
+        return name, data.replace(here.encode(), b"?").replace(other.encode(), here.encode()).replace(
+            b"?", other.encode()
+        )
+    return {here: other, other: here}.get(name, name), data
+
+
+def flip_a_layer(name: str, data: bytes) -> tuple[str, bytes]:
+    return name, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:] if "layers/" in name else data
+
+
+@pytest.mark.parametrize("how", [a_layer_less, a_layer_of_another_name, flip_a_layer])
+def test_layers_that_were_changed_on_the_way_are_refused_and_nothing_lands(
+    how: Callable[[str, bytes], tuple[str, bytes] | None],
+    layered: tuple[Path, list[Manifest]],
+    there: tuple[Path, NodeStore, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, _ = layered
+    with tarfile.open(file) as tar:
+        index = Index.model_validate_json(tar.extractfile("export.json").read())  # type: ignore[union-attr]
+    monkeypatch.setattr(sys.modules[__name__], "LAST", index)
+    change(file, how)
+    with pytest.raises(ConfigError, match="was changed") as caught:
+        import_environments(file, *there)
+    assert "\n" not in str(caught.value) and left(there[0].parent) == set()
+
+
+def test_a_damaged_or_missing_layer_is_not_sent(here: tuple[Path, NodeStore], tmp_path: Path) -> None:
+    archives, store = here
+    manifest = plant(archives, "a", packages=["one"])
+    plant_interpreter(store, manifest)
+    path = layer_path(archives, manifest.layers[0].sha256)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DamagedArchiveError, match=manifest.digest[:12]):
+        export_environments([manifest.digest], tmp_path / "export.tar", archives, store)
+    path.unlink()
+    with pytest.raises(MissingArchiveError, match=manifest.digest[:12]):
+        export_environments([manifest.digest], tmp_path / "export.tar", archives, store)
+    assert not list(tmp_path.glob("*export*"))

@@ -4,8 +4,10 @@ import http.server
 import multiprocessing
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,12 +21,14 @@ from minisandbox_ray.environments.archive import (
     read_manifest_bytes,
     read_piece,
 )
+from minisandbox_ray.environments.package_layers import layer_path
 from minisandbox_ray.environments.provide import Provided, provide
+from minisandbox_ray.environments.room import RESERVE_BYTES
 from minisandbox_ray.environments.sources import PIECE_BYTES
 from minisandbox_ray.errors import ConfigError, DamagedArchiveError, MissingArchiveError, StoreFullError
 from minisandbox_ray.sandbox.starter import syscalls
 
-from .conftest import INFLECTION, on_small_disk, plant, wait_until
+from .conftest import INFLECTION, filled, on_small_disk, plant, wait_until
 from .test_archive import cut_manifest, cut_short, damage_bytes, remove, remove_manifest
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -36,13 +40,18 @@ class DirectoryPeer:
     def __init__(self, directory: Path, name: str = "a") -> None:
         self.name, self.directory = name, directory
         self.reads: list[tuple[int, int]] = []
+        self.layers: list[str] = []
 
     def manifest(self, digest: str) -> bytes | None:
         return read_manifest_bytes(self.directory, digest)
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
         self.reads.append((offset, length))
-        return read_piece(self.directory, digest, offset, length)
+        return read_piece(archive_path(self.directory, digest), offset, length)
+
+    def read_layer(self, sha256: str, offset: int, length: int) -> bytes:
+        self.layers.append(sha256)
+        return read_piece(layer_path(self.directory, sha256), offset, length)
 
 
 class DyingPeer(DirectoryPeer):
@@ -234,14 +243,14 @@ def test_pieces_are_bounded(shelf: Path, local: Path, fresh: NodeStore, tmp_path
 def test_read_piece_and_manifest(shelf: Path) -> None:
     manifest = plant(shelf, "a")
     data = archive_path(shelf, manifest.digest).read_bytes()
-    assert read_piece(shelf, manifest.digest, 10, 20) == data[10:30]
-    assert read_piece(shelf, manifest.digest, len(data) - 5, 20) == data[-5:]
-    assert read_piece(shelf, manifest.digest, len(data), 20) == b""
+    assert read_piece(archive_path(shelf, manifest.digest), 10, 20) == data[10:30]
+    assert read_piece(archive_path(shelf, manifest.digest), len(data) - 5, 20) == data[-5:]
+    assert read_piece(archive_path(shelf, manifest.digest), len(data), 20) == b""
     assert read_manifest_bytes(shelf, manifest.digest) == manifest_path(shelf, manifest.digest).read_bytes()
     archive_path(shelf, manifest.digest).unlink()
     assert read_manifest_bytes(shelf, manifest.digest) is None
     with pytest.raises(MissingArchiveError):
-        read_piece(shelf, manifest.digest, 0, 1)
+        read_piece(archive_path(shelf, manifest.digest), 0, 1)
 
 
 @pytest.mark.parametrize("harm", [damage_bytes, cut_short, cut_manifest])
@@ -370,8 +379,8 @@ def test_a_recipe_is_found_where_an_earlier_call_moved_the_archive_away(
     damage_bytes(shelf, recipe.digest)
     assert provide(recipe.digest, archives=shelf, local=local, store=fresh).origin == "rebuilt"
     fresh.evict(recipe.digest)
-    for path in local.iterdir():  # as if that call had been killed before it was done
-        path.unlink()
+    shutil.rmtree(local)  # as if that call had been killed before it was done
+    local.mkdir()
     assert provide(recipe.digest, archives=shelf, local=shelf, store=fresh).origin == "rebuilt"
 
 
@@ -495,3 +504,125 @@ def test_missing_everywhere(shelf: Path, local: Path, fresh: NodeStore) -> None:
         provide(digest, archives=shelf, local=local, store=fresh, peers=[DirectoryPeer(shelf, "b")])
     message = line(caught.value, digest)
     assert str(shelf) in message and str(local) in message and "node b has none" in message
+
+
+def layer_names(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "layers").iterdir())
+
+
+def test_layers_come_over_http_unless_they_lie_there(
+    shelf: Path, local: Path, fresh: NodeStore, web: str, asked: list[str]
+) -> None:
+    a, b = plant(shelf, "a", packages=["one", "two"]), plant(shelf, "b", packages=["two", "three"])
+    assert provide(a.digest, archives=web, local=local, store=fresh).origin == "url"
+    old = {path: path.stat().st_ino for path in (local / "layers").iterdir()}
+    asked.clear()
+    assert provide(b.digest, archives=web, local=local, store=fresh).origin == "url"
+    (new,) = {each.sha256 for each in b.layers} - {each.sha256 for each in a.layers}
+    assert sorted(asked) == sorted([f"/{b.digest}.json", f"/layers/{new}.tar.zst", f"/{b.digest}.tar.zst"])
+    assert layer_names(local) == layer_names(shelf)
+    assert all(path.stat().st_ino == inode for path, inode in old.items())
+
+
+@pytest.mark.parametrize("place", ["file", "flaky"])
+def test_layers_come_from_a_directory_s_url_and_of_a_server_that_breaks_off(
+    place: str, shelf: Path, local: Path, fresh: NodeStore, web: str
+) -> None:
+    manifest = plant(shelf, "a", packages=["one"])
+    archives = shelf.as_uri() if place == "file" else f"{web}/flaky"
+    got = provide(manifest.digest, archives=archives, local=local, store=fresh)
+    assert got.origin == "url" and layer_names(local) == layer_names(shelf)
+
+
+def test_layers_come_from_peers_and_the_manifest_last(
+    shelf: Path, local: Path, fresh: NodeStore, tmp_path: Path
+) -> None:
+    manifest = plant(shelf, "a", packages=["one", "two"])
+
+    class WatchedPeer(DirectoryPeer):
+        def read_layer(self, sha256: str, offset: int, length: int) -> bytes:
+            assert not manifest_path(local, manifest.digest).exists()
+            return super().read_layer(sha256, offset, length)
+
+    peer = WatchedPeer(shelf)
+    lacking = DirectoryPeer(tmp_path / "lacking")
+    tmp_path.joinpath("lacking").mkdir()
+    for name in both(manifest.digest):
+        (lacking.directory / name).write_bytes((shelf / name).read_bytes())
+    got = provide(manifest.digest, archives=local, local=local, store=fresh, peers=[lacking, peer])
+    assert got.origin == "peer" and not lacking.reads and not lacking.layers
+    assert peer.layers == [
+        each.sha256 for each in manifest.layers for _ in range(2)
+    ]  # the second time it is at the end
+    assert layer_names(local) == layer_names(shelf)
+
+
+def test_a_layer_that_arrives_damaged_is_refused_and_fetched_elsewhere(
+    shelf: Path, local: Path, fresh: NodeStore, tmp_path: Path
+) -> None:
+    manifest = plant(shelf, "a", packages=["one", "two"])
+    shutil.copytree(shelf, tmp_path / "bad")
+    bad = layer_path(tmp_path / "bad", manifest.layers[1].sha256)
+    for harm in (lambda data: data[:-40], lambda data: data[:1000] + b"!" + data[1001:], lambda data: data + bytes(9)):
+        bad.write_bytes(harm(layer_path(shelf, manifest.layers[1].sha256).read_bytes()))
+        log: list[str] = []
+        with pytest.raises(DamagedArchiveError, match="arrived damaged"):
+            provide(
+                manifest.digest,
+                archives=(tmp_path / "bad").as_uri(),
+                local=local,
+                store=fresh,
+                peers=[DirectoryPeer(tmp_path / "bad", "b")],
+                log=log.append,
+            )
+        assert len([each for each in log if "passed over" in each]) == 2
+        assert layer_names(local) == [f"{manifest.layers[0].sha256}.tar.zst"] and names(local) == ["layers"]
+    peers = [DirectoryPeer(tmp_path / "bad", "b"), DirectoryPeer(shelf, "c")]
+    assert provide(manifest.digest, archives=local, local=local, store=fresh, peers=peers).origin == "peer"
+    assert set(peers[1].layers) == {manifest.layers[1].sha256}, "the first one lies there"
+
+
+def test_a_layer_that_lies_there_damaged_is_moved_away_and_fetched(
+    shelf: Path, local: Path, fresh: NodeStore, web: str, asked: list[str]
+) -> None:
+    a, b = plant(shelf, "a", packages=["one", "two"]), plant(shelf, "b", packages=["two"])
+    provide(a.digest, archives=web, local=local, store=fresh)
+    bad = layer_path(local, b.layers[0].sha256)
+    bad.write_bytes(bad.read_bytes()[:-40])
+    asked.clear()
+    log: list[str] = []
+    got = provide(b.digest, archives=web, local=local, store=fresh, log=log.append)
+    assert got.origin == "url" and Path(got.quarantined[0]).name.startswith(f"{bad.name}.damaged-")
+    assert asked.count(f"/layers/{bad.name}") == asked.count(f"/{b.digest}.tar.zst") == 1
+    (said,) = log
+    assert a.digest[:12] in said and b.digest[:12] in said and "\n" not in said
+    fresh.evict(a.digest)
+    assert provide(a.digest, archives=web, local=local, store=fresh).origin == "local"
+
+
+def test_a_missing_layer_alone_is_fetched(shelf: Path, local: Path, fresh: NodeStore) -> None:
+    manifest = plant(shelf, "a", packages=["one", "two"])
+    shutil.copytree(shelf, local)
+    layer_path(local, manifest.layers[0].sha256).unlink()
+    peer = DirectoryPeer(shelf)
+    assert provide(manifest.digest, archives=local, local=local, store=fresh, peers=[peer]).origin == "peer"
+    assert peer.reads == [] and set(peer.layers) == {manifest.layers[0].sha256}
+
+
+def _copies_make_room(disk: Path, shelf: Path, a: Manifest, b: Manifest, c: Manifest) -> None:
+    store, local = NodeStore(disk.parent / "store"), disk / "local"
+    for each in (a, b):
+        provide(each.digest, archives=shelf.as_uri(), local=local, store=store)
+        os.utime(local / f".{each.digest}.fetched", (0, 0) if each is a else None)
+    (only_a,) = {each.sha256 for each in a.layers} - {each.sha256 for each in b.layers}
+    with filled(disk, leave=RESERVE_BYTES + c.packed_bytes // 2):
+        assert provide(c.digest, archives=shelf.as_uri(), local=local, store=store).origin == "url"
+    assert not manifest_path(local, a.digest).exists() and not layer_path(local, only_a).exists()
+    store.evict(b.digest)
+    assert provide(b.digest, archives=shelf.as_uri(), local=local, store=store).origin == "local"
+
+
+def test_copies_make_room_with_the_layers_that_nobody_else_needs(shelf: Path, tmp_path: Path) -> None:
+    a, b = plant(shelf, "a", packages=["one", "two"]), plant(shelf, "b", packages=["two"])
+    c = plant(shelf, "c", packages=["two", "three"])
+    on_small_disk(partial(_copies_make_room, shelf=shelf, a=a, b=b, c=c), tmp_path, 80)
