@@ -59,7 +59,8 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
     notes += steps.notes + read_steps(evaluation).notes
     base = find_commit(Source(kind="git", repository=task.repo, commit=task.base_commit), mirror, log)
     version = _version_setting(task, base)
-    services = services_of(task.repo)
+    targets = _targets(task, constants)
+    services = services_of(task.repo, targets)
     return Recipe(
         spec=EnvSpec(
             python=python,
@@ -68,7 +69,7 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             install=[
                 *commands,
                 *(f"{version}{command}" for command in steps.commands if command),
-                *trust_in_services(task.repo),
+                *trust_in_services(services),
             ],
             variables=variables,
             exclude_newer=max(IMAGES, task.created_at[:10]),
@@ -76,7 +77,7 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             system_packages=steps.system_packages,
         ),
         test_command=_test_command(table["test_cmd"]),
-        test_targets=_targets(task, constants),
+        test_targets=targets,
         log_parser=f"swebench:{task.repo}",
         notes=notes,
     )
