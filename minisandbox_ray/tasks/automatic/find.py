@@ -27,7 +27,7 @@ from minisandbox_ray.tasks.automatic.repairs import Failure, missing_system_pack
 from minisandbox_ray.tasks.automatic.tree import SourceTree, read_export, read_folder, read_sdist
 from minisandbox_ray.tasks.automatic.trial import Trial, attempt
 
-FORMAT = 2
+FORMAT = 3
 """Changes when the same source would be given another environment: part of every cached result's name."""
 WELL = 0.05
 """A share of failing tests that is not worth another attempt."""

@@ -68,7 +68,7 @@ def missing_system_package(log: str) -> tuple[str, list[str]]:
     program = re.search(r"(pg_config|mysql_config|krb5-config|xslt-config|curl-config|gdal-config)\b.*not found", log)
     program = program or re.search(r"(Rust compiler|swig|gfortran|dbus-1|xmlsec)\b.{0,80}not (?:be )?found", log)
     program = program or re.search(r"(?:can't|cannot|unable to) find '?(Rust compiler|swig|cmake)", log)
-    found = header or program
+    found = header or program or re.search(r"Specify (MYSQLCLIENT)_CFLAGS", log)
     return (found[1], HEADERS.get(found[1], "").split()) if found else ("", [])
 
 
@@ -262,20 +262,32 @@ def own_wheel(failure: Failure) -> Plan | None:
     """Sources in another language that can't be compiled here: a source distribution's release may have a wheel."""
     said = r"cargo|rustc|Rust compiler|maturin|[Cc][Mm]ake|meson|fatal error:|error: linker"
     said += r"|command '[^']*(gcc|g\+\+|cc|swig|go)' failed"
-    if not failure.in_build or not _is_release(failure) or not re.search(said, failure.log):
+    if not failure.in_build or not _is_release(failure) or _culprit(failure.log):
+        return None
+    if not failure.facts.has_compiled and not re.search(said, failure.log):
         return None
     if failure.plan.strategy in {"wheel", "path"}:
         return None
     return failure.plan.changed("compiled parts of its wheel", strategy="wheel", build_requirements=[])
 
 
+def _culprit(log: str) -> str:
+    """The requirement that pip was about to build when that failed; empty if it is the source itself."""
+    before = re.split(
+        r"(?:requirements to build wheel|[Pp]reparing metadata.*|build dependencies): finished with status 'error'", log
+    )
+    steps = re.findall(r"^(Collecting|Obtaining|Processing) ([\w.-]*)", before[0], re.MULTILINE)
+    return steps[-1][1] if len(before) > 1 and steps and steps[-1][0] == "Collecting" else ""
+
+
 def failing_requirement(failure: Failure) -> Plan | None:
     """A requirement of the tests that can't be built here: they may do without."""
     if not failure.in_build:
         return None
-    for name in reversed(
-        _matches(r"(?:Failed building wheel for|Failed to build|Could not build wheels for) '?([\w.-]+)", failure.log)
-    ):
+    named = _matches(
+        r"(?:Failed building wheel for|Failed to build|Could not build wheels for) '?([\w.-]+)", failure.log
+    )
+    for name in reversed([*filter(None, [_culprit(failure.log)]), *named]):
         if canonicalize_name(name) != "pytest" and (found := failure.plan.without_requirement(name, f"without {name}")):
             return found
     return None

@@ -21,6 +21,10 @@ NOT_FOR_TESTS = re.compile(
     r"|pytest-(flake8|black|mypy|isort|pylint|ruff|pep8|pycodestyle|codestyle|flakes|pydocstyle|checkdocs|enabler|cache"
     r"|sugar|perf|watch|testmon|parallel|clarity|pretty|github-actions-annotate-failures|codspeed)"
     r"|jaraco-(packaging|tidelift)|setuptools-scm|gitpython-stubs"
+    r"|pyupgrade|djlint|djhtml|pyproject-fmt|validate-pyproject.*|check-wheel-contents|griffe.*|hf-doc-builder|mdformat.*"
+    r"|yamllint|zizmor|pip-licenses|deptry|ty|basedpyright|import-linter|xenon|radon|mutmut|py-spy|memray|snakeviz"
+    r"|line-profiler|asv|pycln|unimport|ufmt|usort|prek|lefthook|hatchling|copier|cookiecutter|commitlint|taskipy"
+    r"|poethepoet|just-bin|git-cliff|python-dev-tools|devtools"
 )
 """Linters, formatters, documentation, release tools and what only decorates a test run: no suite needs them to run, and
 they bring pins that conflict. Where a suite does import one, it is found missing and comes back."""

@@ -144,6 +144,7 @@ HEADERS = {
     "pg_config": "libpq-dev",
     "mysql.h": "default-libmysqlclient-dev",
     "mysql_config": "default-libmysqlclient-dev",
+    "MYSQLCLIENT": "default-libmysqlclient-dev",
     "ldap.h": "libldap2-dev",
     "lber.h": "libldap2-dev",
     "sasl/sasl.h": "libsasl2-dev",

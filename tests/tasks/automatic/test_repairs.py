@@ -160,6 +160,19 @@ def test_a_release_that_cannot_be_compiled_here_may_have_a_wheel() -> None:
     )
 
 
+def test_a_requirement_of_the_tests_that_pip_cannot_prepare_is_left_out() -> None:
+    log = """Obtaining file:///testbed
+Collecting pytest
+Collecting mock==1.0 (from demo)
+  Preparing metadata (pyproject.toml): finished with status 'error'
+  maturin failed
+"""
+    name, plan = next_plan(log, "build", paths=("PKG-INFO",))
+    assert (name, plan.requirements) == ("failing_requirement", ["pytest"])
+    own = log.replace("Collecting mock==1.0 (from demo)\n", "Obtaining file:///testbed\n")
+    assert next_plan(own, "build", paths=("PKG-INFO",))[0] == "own_wheel"
+
+
 def test_the_project_that_shares_a_module_s_name_takes_the_other_s_place() -> None:
     plan = PLAN.changed("", requirements=["python-dotenv", "pytest"])
     name, plan = next_plan("E  AttributeError: module 'dotenv' has no attribute 'read_dotenv'", "collect", plan)
