@@ -11,9 +11,12 @@ A reward is the mean of a step's episodes, "first" that of the first two steps, 
   for the asynchronous configuration, whose weights differ on purpose, there is none.
 - overhead_share: of the time that an episode holds a sandbox, what is neither model, nor its commands, nor the tests;
   without the cache of grades. See environment/overhead_share.
-- async_vs_sync_time: seconds of training of async_grpo over those of grpo, as many episodes, in turns, three seeds (at
-  most 1). Both curves are in the JSON. On two cores there is little to gain: rollouts keep both busy, and the
-  optimiser, whose time is what can be hidden, takes a tenth of a step.
+- async_vs_sync_time: seconds of training until the mean reward of three steps is 0.9, by async_grpo over those by grpo
+  (at most 1), where there is something to gain: the trainer has half of the processors and the node with the sandboxes
+  has the other half, as if they were machines of their own, and the policy is large enough (14 million weights) for the
+  trainer to take about as long as the rollouts do. Curves over seconds are in the JSON.
+- async_vs_sync_time_shared: seconds of as many steps of both with the small policy, all on the same processors, in
+  turns, three seeds. Two cores are busy with the rollouts alone, and there is nothing to gain; no bar.
 - resume_gap: a run is killed (SIGKILL) in its sixth step and resumed; the greatest difference between its rewards and
   those of the run that was left alone (none).
 - fault_gap: a tenth of all sandboxes that are seen in use, agents' and graders', is killed; final reward of the run
@@ -30,8 +33,10 @@ if a bar is missed.
 import argparse
 import ctypes
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +45,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +69,11 @@ RESUMED = ("skyrl.trainer.max_training_steps=8", "skyrl.trainer.ckpt_interval=2"
 KILLED_AFTER = 5
 """Steps in the record when the run is killed: one more than its last checkpoint's."""
 OVERHEAD_STEPS = 4
+LARGER = (
+    *("policy.width=512", "policy.layers=4", "skyrl.trainer.policy.optimizer_config.lr=1.5e-3"),
+    "skyrl.trainer.max_training_steps=30",
+)
+REACHED = 0.9
 
 Rows = list[dict[str, Any]]
 
@@ -210,10 +221,67 @@ def part_overhead(runs: Runs, seeds: list[int]) -> dict[str, Any]:
 
 def part_async(runs: Runs, seeds: list[int]) -> dict[str, Any]:
     """In turns, as the machine may be busier at one time than at another."""
-    seeds = seeds if len(seeds) == 1 else [0, 1, 2]
-    found = {seed: {name: summary(runs.rows(name, seed)) for name in ("grpo", "async_grpo")} for seed in seeds}
-    seconds = [sum(by_name[name]["seconds"] for by_name in found.values()) for name in ("grpo", "async_grpo")]
-    return {"async_vs_sync_time": seconds[1] / seconds[0], "async_and_sync": found}
+    names = ("async_grpo", "grpo")
+    shared_seeds = seeds if len(seeds) == 1 else [0, 1, 2]
+    shared = {seed: {name: timed(runs.rows(name, seed)) for name in names} for seed in shared_seeds}
+    steps = min(len(each) for by_name in shared.values() for each in by_name.values())
+    lasted = [sum(by_name[name][steps - 1][0] for by_name in shared.values()) for name in names]
+    with a_node_apart() as (address, trainer_cpus), on_processors(trainer_cpus):
+        overrides = (*LARGER, f"cluster.address={address}")
+        apart = {seed: {name: timed(runs.rows(name, seed, *overrides)) for name in names} for seed in seeds}
+    times = [sum(reached(by_name[name]) for by_name in apart.values()) for name in names]
+    return {
+        "async_vs_sync_time": times[0] / times[1] if math.isfinite(sum(times)) else None,
+        "async_vs_sync_time_shared": lasted[0] / lasted[1],
+        "async_and_sync": apart,
+        "async_and_sync_shared": shared,
+    }
+
+
+def timed(rows: Rows) -> list[tuple[float, float]]:
+    """(seconds of training until then, reward) after each step."""
+    ends = accumulate(row["timing/step"] for row in rows)
+    return list(zip(ends, curve(rows), strict=True))
+
+
+def reached(timed_curve: list[tuple[float, float]]) -> float:
+    """Seconds after which the mean reward of three steps was REACHED; infinite if it never was."""
+    threes = zip(timed_curve, timed_curve[1:], timed_curve[2:], strict=False)
+    return next((three[-1][0] for three in threes if mean([reward for _, reward in three]) >= REACHED), math.inf)
+
+
+@contextmanager
+def a_node_apart() -> Iterator[tuple[str, set[int]]]:
+    """A Ray node on half of the processors: its address, and the processors that are left."""
+    from ray.cluster_utils import Cluster
+
+    every = sorted(os.sched_getaffinity(0))
+    its = set(every[len(every) // 2 :])
+    directory = tempfile.mkdtemp(prefix="mb-", dir="/tmp")  # Ray's sockets want a short name
+    node = {
+        "temp_dir": directory,
+        "num_cpus": len(its),
+        "resources": {"unpack_slots": 2 * len(its), "sandbox": 4 * len(its)},
+        "include_dashboard": False,
+    }
+    with on_processors(its):
+        cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        yield cluster.address, set(every) - its or its
+    finally:
+        cluster.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def on_processors(which: set[int]) -> Iterator[None]:
+    """What is started in the block runs on these alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, which)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def part_resume(runs: Runs, seeds: list[int]) -> dict[str, Any]:
@@ -290,7 +358,7 @@ def main() -> int:
     if unknown := sorted(set(wanted) - set(PARTS)):
         parser.error(f"no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
     seeds = [int(seed) for seed in arguments.seeds.split(",")][: 1 if arguments.quick else None]
-    figures: dict[str, Any] = dict.fromkeys([*BARS, "overhead_share", "fault_gap_masked"])
+    figures: dict[str, Any] = dict.fromkeys([*BARS, "overhead_share", "async_vs_sync_time_shared", "fault_gap_masked"])
     keep_orphans()
     with tempfile.TemporaryDirectory(prefix="training-", ignore_cleanup_errors=True) as place:
         runs = Runs(Path(place), arguments.quick)

@@ -40,6 +40,10 @@ def test_a_training_in_figures(training: Any) -> None:
     assert (found["first"], found["final"]) == pytest.approx((0.05, 0.7))
     assert (found["steps"], found["episodes"], found["failures"], found["seconds"]) == (10, 40, 5, 20.0)
     assert training.gap([0.1, 0.5, 0.9], [0.1, 0.25, 1.0]) == 0.25
+    assert training.reached(training.timed(rows)) == float("inf")
+    rows[6]["reward/avg_raw_reward"] = 1.7
+    assert training.timed(rows)[1] == (4.0, 0.1)
+    assert training.reached(training.timed(rows)) == 16.0  # (0.5 + 1.7 + 0.7) / 3
     assert set(training.BARS) >= {"final_grpo", "final_gym", "final_async_grpo", "fault_gap", "resume_gap"}
 
 
