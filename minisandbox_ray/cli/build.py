@@ -15,6 +15,7 @@ from rich.table import Table
 from minisandbox_ray.cli.building import BuildProgress, planning
 from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, choose_tasks, read_spec
 from minisandbox_ray.cli.terminal import add_row
+from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import save_tasks
 from minisandbox_ray.tasks.building import Builder, BuildReport, make_report, plan_jobs
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcomes = Builder(archives, store, arguments.repo_mirror).run(plan.jobs, arguments.workers, progress)
     report = make_report(arguments.what, loaded.format, refused, plan, outcomes)
     if arguments.report:
-        arguments.report.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_atomically(arguments.report, f"{report.model_dump_json(indent=1)}\n".encode())
     if arguments.out:
         save_tasks(built_tasks(tasks, outcomes), arguments.out)
     _print(report)

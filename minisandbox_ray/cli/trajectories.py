@@ -90,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(found: "Iterable[Trajectory]", arguments: argparse.Namespace) -> int:
+    from minisandbox_ray.environments.cache import write_atomically
     from minisandbox_ray.rollout.export import chat, swe_agent
 
     out: Path = arguments.out
@@ -100,7 +101,7 @@ def _write(found: "Iterable[Trajectory]", arguments: argparse.Namespace) -> int:
             for each in found:
                 count += 1
                 name = re.sub(r"[^\w.+-]", "_", each.instance_id)
-                (out / f"{name}.{each.sample}.traj").write_text(json.dumps(swe_agent(each), indent=2))
+                write_atomically(out / f"{name}.{each.sample}.traj", json.dumps(swe_agent(each), indent=2).encode())
             return count
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = out.with_name(f".{out.name}.partial")

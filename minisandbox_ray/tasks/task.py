@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import ConfigError, TaskError
 from minisandbox_ray.tasks.scripted import ScriptedTask, solution_command
 
@@ -189,9 +190,7 @@ def dump_tasks(tasks: list[Task]) -> str:
 
 
 def save_tasks(tasks: list[Task], path: str | Path) -> None:
-    """Writes tasks as JSON lines, atomically."""
+    """Writes tasks as JSON lines, all or nothing. Raises ConfigError, StoreFullError as `write_atomically`."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(dump_tasks(tasks), encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, dump_tasks(tasks).encode())

@@ -184,9 +184,11 @@ def test_a_trajectory_without_the_end_of_its_line_is_read(tmp_path: Path, capsys
 
 
 def _filter_to_a_full_disk(disk: Path, output: Path) -> None:
+    (disk / "out").mkdir()
     with filled(disk):
         assert main(["trajectories", "filter", str(output), "--out", str(disk / "out.jsonl")]) == 2
-        assert [path.name for path in disk.iterdir()] == ["ballast"]
+        assert main(["trajectories", "export-traj", str(output), "--out", str(disk / "out")]) == 1
+        assert sorted(path.name for path in disk.rglob("*")) == ["ballast", "out"]
 
 
 def test_a_full_disk_keeps_no_part(output: Path, tmp_path: Path) -> None:
