@@ -18,7 +18,7 @@ from typing import IO
 from minisandbox_ray.errors import BuildError
 
 MOST_FILES = 100_000
-LARGEST_FILE = 512 << 10
+LARGEST_FILE = 1 << 20
 """Bytes of one file that is read; of larger ones only the name is known."""
 LARGEST_TOTAL = 32 << 20
 """Bytes read of a whole tree."""
