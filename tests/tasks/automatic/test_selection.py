@@ -44,10 +44,11 @@ def test_what_ships_tests(rule: ModuleType, path: str, counts: bool) -> None:
 
 
 def test_the_lists_have_each_package_once_with_its_hash() -> None:
-    first, second = (
-        [line.split() for line in (BENCHMARKS / f"auto_build_packages{part}.txt").read_text().splitlines()]
-        for part in ("", "_2")
-    )
-    assert (len(first), len(second)) == (30, 13)
-    assert len({words[0] for words in [*first, *second]}) == 43
-    assert all(len(words) == 4 and len(words[2]) == 64 for words in [*first, *second])
+    drawn = ["packages", "packages_2", "packages_3"]
+    lists = [
+        [line.split() for line in (BENCHMARKS / f"auto_build_{name}.txt").read_text().splitlines()]
+        for name in (*drawn, "practice")
+    ]
+    assert [len(lines) for lines in lists] == [30, 13, 19, 6]
+    assert len({words[0] for lines in lists for words in lines}) == 68
+    assert all(len(words) == 4 and len(words[2]) == 64 for lines in lists for words in lines)
