@@ -33,14 +33,9 @@ from minisandbox_ray.environments.package_layers import (
 )
 from minisandbox_ray.environments.room import disk_errors, writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, environment_digest
-from minisandbox_ray.environments.tar import CHUNK, COMPARE, EXTRACT, TarReader, pieces, tar_pieces, write_packed
+from minisandbox_ray.environments.tar import CHUNK, COMPARE, EXTRACT, LEVEL, TarReader, pieces, tar_pieces, write_packed
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
-LEVEL = 10
-"""zstd level: 11 % smaller than level 3 for 3 s of processor time per 100 MiB, where 15 takes 15 s for another 4 % and
-19 takes 70 s for 9 %. Unpacking costs the same. Long-distance matching would save 3 %, and cost each unpack 128 MiB of
-memory. (benchmarks/packing.py)
-"""
 FIXED_TIME = 1577836800
 """2020-01-01T00:00:00Z: modification time of every file of an environment (seconds)."""
 
@@ -210,7 +205,8 @@ def pack_tree(tree: Path, target: Path, without: Collection[str] = ()) -> tuple[
     """
     names = [name for name in _names(tree) if name not in without] if without else None
     with closing(tar_pieces(tree, names)) as plain:
-        return write_packed(plain, target, LEVEL, threads=max(1, os.cpu_count() or 1))
+        parameters = zstandard.ZstdCompressionParameters.from_level(LEVEL, threads=max(1, os.cpu_count() or 1))
+        return write_packed(plain, target, parameters)
 
 
 def _names(tree: Path) -> list[str]:

@@ -28,10 +28,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox_ray.environments.cache import sync_directory
 from minisandbox_ray.environments.room import disk_errors, writable_directory
-from minisandbox_ray.environments.tar import CHUNK, pieces, tar_pieces, write_packed
+from minisandbox_ray.environments.tar import CHUNK, LEVEL, pieces, tar_pieces, write_packed
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
-LEVEL = 19
+LARGE = range(16 << 20, 256 << 20)
+"""Bytes, plain, of layers that are worth `LARGE_LEVEL`. They are three quarters of what ten environments share; smaller
+ones would only hold up the first build of a small environment, and larger ones (CUDA's libraries) any."""
+LARGE_LEVEL = 19
+LARGE_WINDOW = 25
+"""Log2 of the bytes that a match may be away, which each unpack needs as memory."""
 SMALLEST = 256 << 10
 """Bytes of files that are worth a layer."""
 GRACE_SECONDS = 3600.0
@@ -181,11 +186,17 @@ def _pack(place: Path, names: list[str], archives: Path, stop: threading.Event) 
         with disk_errors(final):
             try:
                 with closing(tar_pieces(place, names)) as plain:
-                    packed = write_packed(_until(stop, plain), temporary, LEVEL)[1]
+                    packed = write_packed(_until(stop, plain), temporary, _parameters(size))[1]
                 temporary.replace(final)
             finally:
                 temporary.unlink(missing_ok=True)
     return layer.model_copy(update={"packed_bytes": packed})
+
+
+def _parameters(size: int) -> zstandard.ZstdCompressionParameters:
+    if size in LARGE:
+        return zstandard.ZstdCompressionParameters.from_level(LARGE_LEVEL, source_size=size, window_log=LARGE_WINDOW)
+    return zstandard.ZstdCompressionParameters.from_level(LEVEL, source_size=size)
 
 
 def _until(stop: threading.Event | None, plain: Iterable[bytes]) -> Iterator[bytes]:
