@@ -219,13 +219,7 @@ class _Search:
 
         def receive() -> None:
             self.store.make_disk_room(f"archive {self.digest[:12]}", self.local, _missing_bytes(self.local, manifest))
-            try:
-                _receive(self.local, manifest, source)
-            except _BrokenOffError as error:
-                if not isinstance(source, UrlSource):  # a node that breaks off is gone
-                    raise
-                self.log(f"{error}: trying once more")
-                _receive(self.local, manifest, source)
+            _receive(self.local, manifest, source, self.log)
 
         needed = Room(_missing_bytes(self.local, manifest), 3 + len(manifest.layers))
         self._roomy(self.local, lambda _: needed, receive)
@@ -332,20 +326,30 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def _receive(directory: Path, manifest: Manifest, source: Source) -> None:
-    """Write what the source sends under the archive's name, if it is what the manifest says.
+def _receive(directory: Path, manifest: Manifest, source: Source, log: Callable[[str], None]) -> None:
+    """Write what the source sends under the names of archive and missing layers, if it is what the manifest says.
 
     Raises DamagedArchiveError, _BrokenOffError, StoreFullError, ConfigError.
     """
     with holding(directory) if manifest.layers else nullcontext():
         for layer in manifest.layers:
             if not reuse(directory, layer):
-                _receive_layer(directory, manifest, layer, source)
+                _persistently(source, log, partial(_receive_layer, directory, manifest, layer, source))
         if not _has(directory, manifest):
-            _receive_archive(directory, manifest, source)
+            _persistently(source, log, partial(_receive_archive, directory, manifest, source))
         with disk_errors(directory):
             fetched_mark(directory, manifest.digest).touch()
         write_manifest(directory, manifest)
+
+
+def _persistently(source: Source, log: Callable[[str], None], receive: Callable[[], None]) -> None:
+    try:
+        receive()
+    except _BrokenOffError as error:
+        if not isinstance(source, UrlSource):  # a node that breaks off is gone
+            raise
+        log(f"{error}: trying once more")
+        receive()
 
 
 def _has(directory: Path, manifest: Manifest) -> bool:

@@ -41,7 +41,11 @@ def test_without_an_action_it_lists(planted: list[Manifest], capsys: pytest.Capt
     assert run() == 0 and run("list") == 0
     printed = capsys.readouterr().out
     assert all(printed.count(each.digest[:12]) == 2 for each in planted)
-    assert "2 archives of 0.0 MB, 0 environments unpacked" in printed
+    assert "2 archives of 0.0 MB with 0 layers of 0.0 MB that they share, 0 environments unpacked" in printed
+    plant(cache_root() / "archives", "c", packages=["one"])
+    plant(cache_root() / "archives", "d", packages=["one"])
+    assert run() == 0
+    assert "4 archives of 0.0 MB with 1 layers of 0.3 MB" in capsys.readouterr().out
 
 
 def test_verify_tells_what_is_damaged(planted: list[Manifest], capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from minisandbox_ray.environments import EnvSpec, NodeStore, Source, cache_root, find_interpreters
-from minisandbox_ray.environments.archive import archive_path, manifest_path
+from minisandbox_ray.environments.archive import archive_path, is_complete, manifest_path
 from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.environments.pip_settings import PipSettings
 from minisandbox_ray.environments.repository import find_commit
@@ -176,10 +176,7 @@ class _Search:
             found = Found.model_validate_json(self.place.read_bytes())
         except (OSError, ValueError):
             return None
-        is_there = (
-            manifest_path(self.archives, found.digest).exists() and archive_path(self.archives, found.digest).exists()
-        )
-        return found if is_there else None
+        return found if is_complete(self.archives, found.digest) else None
 
     def run(self) -> Found:
         self.attempt_log.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from minisandbox_ray.environments import NodeStore, Source
-from minisandbox_ray.environments.archive import archive_path, manifest_path
+from minisandbox_ray.environments.archive import is_complete
 from minisandbox_ray.environments.build import find_digest
 from minisandbox_ray.environments.repository import find_commit
 from minisandbox_ray.errors import BuildError, TaskError
@@ -48,11 +48,7 @@ class Job:
 
     def built(self, archives: Path) -> bool:
         """Whether there is nothing to do."""
-        return (
-            not self.automatic
-            and manifest_path(archives, self.key).exists()
-            and archive_path(archives, self.key).exists()
-        )
+        return not self.automatic and is_complete(archives, self.key)
 
 
 @dataclass
