@@ -9,6 +9,15 @@ _SEPARATOR = re.compile(r"\s*(?:&&\s*)+")
 _SETUP_INSTALL = re.compile(r"^(?:python setup\.py build\s*;\s*)?python setup\.py (?:install|develop)$")
 _PIP_HERE = re.compile(r"(?P<start>\bpip install\b(?:\s+-\S+)*?)\s+(?P<where>['\"]?\.(?:\[[^\]]*\])?['\"]?)(?=\s|$)")
 _LOCALES = re.compile(r"/etc/locale\.gen|\blocale-gen\b")
+_PLUGINS = "/venv/lib/graphviz"
+_CONFIGURED = {
+    "graphviz": (
+        {"GVBINDIR": _PLUGINS},
+        f"mkdir -p {_PLUGINS} && ln -s /usr/lib/*/graphviz/*.so* {_PLUGINS}/ && dot -c",
+    )
+}
+"""What a package's maintainer scripts would have done, which are not run: variables and a command. Graphviz knows no
+format until its plugins are listed beside them, and /usr is nobody's to write."""
 
 
 @dataclass
@@ -19,6 +28,8 @@ class Steps:
     """Run at /testbed."""
     system_packages: list[str] = field(default_factory=list)
     """Debian packages that ``apt-get install`` lines name."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """What those packages need besides."""
     notes: list[str] = field(default_factory=list)
     """What is left out."""
 
@@ -37,6 +48,10 @@ def read_steps(lines: Iterable[str]) -> Steps:
             steps.notes.append(f"left out: {line} (the locale is C.UTF-8)")
         else:
             steps.commands.append(editable(line))
+    for name in steps.system_packages:
+        variables, command = _CONFIGURED.get(name, ({}, ""))
+        steps.variables |= variables
+        steps.commands += [command] if command else []
     return steps
 
 

@@ -71,7 +71,7 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
                 *(f"{version}{command}" for command in steps.commands if command),
                 *trust_in_services(services),
             ],
-            variables=variables,
+            variables=steps.variables | variables,
             exclude_newer=max(IMAGES, task.created_at[:10]),
             services=services,
             system_packages=steps.system_packages,

@@ -45,6 +45,7 @@ def swe_smith_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             source=source,
             packages=[*tools(python), "pytest"],
             install=steps.commands,
+            variables=steps.variables,
             system_packages=steps.system_packages,
             exclude_newer=max(IMAGES, find_commit(source, mirror, log).date[:10]),
         ),

@@ -38,6 +38,15 @@ def test_what_becomes_of_lines() -> None:
     ]
 
 
+def test_plugins_of_graphviz_are_listed_where_it_looks() -> None:
+    steps = read_steps(["apt-get update && apt-get install -y graphviz", "true"])
+    place = steps.variables["GVBINDIR"]
+    assert place.startswith("/venv/")
+    assert steps.commands[0] == "true"
+    assert steps.commands[1].endswith(f" {place}/ && dot -c")
+    assert read_steps(["apt-get install ghostscript"]).variables == {}
+
+
 def test_exports_become_variables() -> None:
     variables, rest = settings(
         ["export LANG=en_US.UTF-8", "export PYTHONIOENCODING='utf8'", "export LANGUAGE=e", "sed x"]
