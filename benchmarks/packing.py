@@ -7,18 +7,16 @@ wall time depends on what else runs. Sizes are sums over the environments.
 
 - sizes: each environment's tar through zstd with each level, with and without long-distance matching. Level 19 takes
   minutes per environment and is tried on those that are small.
-- common: what one archive each costs over files, or installed packages, kept once for all; and over one solid stream
-  of all of them with long-distance matching across 2 GiB, which no way of sharing would beat by much.
+- common: what one archive each costs over files, or layers (package_layers.py), kept once for all; and over one solid
+  stream of all of them with long-distance matching across 2 GiB, which no way of sharing would beat by much. All with
+  level 10.
 """
 
 import argparse
-import csv
 import hashlib
-import io
 import json
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,32 +93,33 @@ def part_sizes(trees: dict[str, Path], levels: list[int]) -> dict[str, Any]:
     return {"sizes": rows}
 
 
-def files_of(tree: Path) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of plain files."""
+def files_of(tree: Path) -> Iterator[bytes]:
+    """Contents of plain files."""
     for path in sorted(tree.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.relative_to(tree).parts[0] in ("venv", "testbed"):
-            yield str(path.relative_to(tree)), path.read_bytes()
+            yield path.read_bytes()
 
 
-def packages_of(tree: Path) -> dict[str, str]:
-    """By file, the installed package that it belongs to."""
-    found: dict[str, str] = {}
-    for record in tree.glob("venv/lib/python3*/site-packages/*.dist-info/RECORD"):
-        place = record.parent.parent
-        for row in csv.reader(record.read_text().splitlines()):
-            path = (place / row[0]).resolve()
-            if path.is_relative_to(tree):
-                found[str(path.relative_to(tree))] = record.parent.name
-                if path.suffix == ".py":
-                    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.cpython-*.pyc"):
-                        found[str(compiled.relative_to(tree))] = record.parent.name
-    return found
+def layers_of(tree: Path) -> tuple[dict[str, bytes], bytes]:
+    """-> (an environment's layers by hash, what is left for its archive), as plain tar."""
+    from minisandbox_ray.environments.archive import Manifest
+    from minisandbox_ray.environments.package_layers import find_groups, place_of_layers
+    from minisandbox_ray.environments.tar import tar_pieces
+
+    python = Manifest.model_validate_json((tree / "manifest.json").read_bytes()).interpreter.version
+    place = place_of_layers(python)
+    groups = find_groups(tree, python)
+    layers = [b"".join(tar_pieces(tree / place, names)) for names in groups]
+    elsewhere = {f"{place}/{name}" for names in groups for name in names}
+    paths = (str(path.relative_to(tree)) for path in sorted(tree.rglob("*")))
+    rest = [path for path in paths if path.split("/")[0] in ("venv", "testbed") and path not in elsewhere]
+    return {hashlib.sha256(layer).hexdigest(): layer for layer in layers}, b"".join(tar_pieces(tree, rest))
 
 
 def part_common(trees: dict[str, Path], _: list[int]) -> dict[str, Any]:
     """Sharing."""
     chosen = parameters(10, long=False)
-    each = solid = layered = 0
+    each = solid = own = 0
     plain = once = 0
     seen: set[bytes] = set()
     layers: dict[str, int] = {}
@@ -129,28 +128,24 @@ def part_common(trees: dict[str, Path], _: list[int]) -> dict[str, Any]:
         data = plain_tar(tree)
         each += len(packed_bytes(data, chosen)[0])
         solid += len(solid_packer.compress(data))
-        groups: dict[str, list[tuple[str, bytes]]] = {}
-        owners = packages_of(tree.resolve())
-        for path, content in files_of(tree):
+        for content in files_of(tree):
             plain += len(content)
             key = hashlib.sha256(content).digest()
             if key not in seen:
                 seen.add(key)
                 once += len(content)
-            groups.setdefault(owners.get(path, ""), []).append((path, content))
-        for package, files in groups.items():
-            layer = tar_of(files)
-            digest = hashlib.sha256(layer).hexdigest() if package else name
-            if digest not in layers:
-                layers[digest] = len(packed_bytes(layer, chosen)[0])
+        parts, rest = layers_of(tree)
+        own += len(packed_bytes(rest, chosen)[0])
+        for digest in parts.keys() - layers.keys():
+            layers[digest] = len(packed_bytes(parts[digest], chosen)[0])
         print(name, file=sys.stderr, flush=True)
     solid += len(solid_packer.flush())
-    layered = sum(layers.values())
+    layered = own + sum(layers.values())
     figures = {
         "one_each_bytes": each,
         "files_once_share": once / plain,
-        "packages_once_bytes": layered,
-        "packages_once_vs_one_each": layered / each,
+        "layers_once_bytes": layered,
+        "layers_once_vs_one_each": layered / each,
         "solid_bytes": solid,
         "solid_vs_one_each": solid / each,
         "layers": len(layers),
@@ -160,17 +155,6 @@ def part_common(trees: dict[str, Path], _: list[int]) -> dict[str, Any]:
         table.add_row(key, f"{value / 2**20:.1f} MiB" if key.endswith("bytes") else f"{value:.3g}")
     Console(width=110).print(table)
     return figures
-
-
-def tar_of(files: list[tuple[str, bytes]]) -> bytes:
-    """A layer."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for path, content in files:
-            info = tarfile.TarInfo(path)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return out.getvalue()
 
 
 PARTS = {"sizes": part_sizes, "common": part_common}
