@@ -15,6 +15,10 @@ TREE = SourceTree(
     ("failure", "reason"),
     [
         ("requests.exceptions.ConnectionError: Max retries exceeded", "wants what a sandbox has not (ConnectionError)"),
+        (
+            "InterfaceError: Can't create a connection to host localhost and port 5432",
+            "wants what a sandbox has not (Can't create a connection to)",
+        ),
         ("KeyError: 'DBUS_SESSION_BUS_ADDRESS'", "wants what a sandbox has not (DBUS_SESSION_BUS_ADDRESS)"),
         ("No module named 'tests.integration'", f"{NOT_SHIPPED}the module tests.integration"),
         (
