@@ -12,6 +12,11 @@ REPLACED = {"types-pkg_resources": "types-setuptools", "types-pkg-resources": "t
 """Yanked from PyPI (swebench.harness.test_spec.python, REPLACE_REQ_PACKAGES)."""
 _HERE = re.compile(r"(-e\s*|--editable[ =])?\.(\[.*\])?$")
 _DEEPEST = 5
+_PROJECT_FILE = re.compile(r"setup\.cfg|setup\.py|pyproject\.toml|(.*/)?[^/]*requirements[^/]*\.txt")
+_CHANGED = re.compile(
+    r"""(?P<sign>[+-])\s*["']?(?P<requirement>(?P<name>[A-Za-z][\w.-]*)(?:\[[\w, -]*\])?"""
+    r"""\s*(?:[<>!~=]=|[<>])\s*\d[^"'#]*?)["']?,?\s*(?:\#.*)?"""
+)
 
 
 @dataclass
@@ -33,6 +38,20 @@ def read_requirements(commit: Commit, paths: Iterable[str]) -> Requirements:
             _add(commit, path, text.decode("utf-8-sig", "replace"), found, 0)
             return found
     raise NoRecipeError(f"{commit.name} has none of the requirement files {', '.join(wanted)}")
+
+
+def added_requirements(patch: str) -> list[str]:
+    """What a patch adds to the project's own requirements, with versions and without markers: not what it changes the
+    version of."""
+    found: dict[str, dict[str, str]] = {"+": {}, "-": {}}
+    for part in re.split(r"^diff --git ", patch, flags=re.MULTILINE)[1:]:
+        path = re.match(r"\S+ b/(.*)", part)
+        if path and _PROJECT_FILE.fullmatch(path[1]):
+            for line in part.splitlines():
+                changed = _CHANGED.fullmatch(line)
+                if changed:
+                    found[changed["sign"]][changed["name"].lower()] = changed["requirement"]
+    return [requirement for name, requirement in found["+"].items() if name not in found["-"]]
 
 
 def _add(commit: Commit, path: str, text: str, found: Requirements, depth: int) -> None:

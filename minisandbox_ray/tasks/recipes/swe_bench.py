@@ -18,7 +18,7 @@ from minisandbox_ray.environments.repository import Commit, Log, find_commit
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks.recipes.conda import pip_names, read_environment
 from minisandbox_ray.tasks.recipes.recipe import NoRecipeError, Recipe, nearest_python, pip_install, test_command, tools
-from minisandbox_ray.tasks.recipes.requirements import read_requirements
+from minisandbox_ray.tasks.recipes.requirements import added_requirements, read_requirements
 from minisandbox_ray.tasks.recipes.services import services_of, trust_in_services
 from minisandbox_ray.tasks.recipes.shell import read_steps, settings
 from minisandbox_ray.tasks.task import Task
@@ -57,6 +57,9 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
     steps = read_steps([*table.get("pre_install", []), table.get("install", "")])
     variables, evaluation = settings(table.get("eval_commands", []))
     notes += steps.notes + read_steps(evaluation).notes
+    added = added_requirements(task.gold_patch)
+    if added:
+        notes.append(f"the fix adds requirements, which are installed: {', '.join(added)}")
     base = find_commit(Source(kind="git", repository=task.repo, commit=task.base_commit), mirror, log)
     version = _version_setting(task, base)
     targets = _targets(task, constants)
@@ -69,6 +72,7 @@ def swe_bench_recipe(task: Task, mirror: Path | None = None, log: Log | None = N
             install=[
                 *commands,
                 *(f"{version}{command}" for command in steps.commands if command),
+                *pip_install(added),
                 *trust_in_services(services),
             ],
             variables=steps.variables | variables,

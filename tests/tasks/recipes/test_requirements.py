@@ -5,7 +5,7 @@ import pytest
 from minisandbox_ray.environments import Source
 from minisandbox_ray.environments.repository import Commit, find_commit
 from minisandbox_ray.errors import BuildError
-from minisandbox_ray.tasks.recipes.requirements import read_requirements
+from minisandbox_ray.tasks.recipes.requirements import added_requirements, read_requirements
 
 from .conftest import Mirror
 
@@ -43,3 +43,21 @@ def test_a_commit_without_such_a_file(commit: Commit) -> None:
     assert commit.read("min.txt") == FILES["min.txt"].encode()
     assert commit.read("requirements") is None
     assert commit.date == "2023-03-11T16:00:00+00:00"
+
+
+def test_what_a_fix_adds() -> None:
+    settings = [
+        "-    astroid>=2.6.5",
+        "+    astroid>=2.6.6",
+        "+    appdirs >=1.4.0  # cache",
+        "+line_length = 88",
+        "+    six",
+    ]
+    code = ["+    tomli>=1"]
+    files = {"setup.cfg": settings, "setup.py": ["+        \"toml[x]>=0.10,<1; python_version < '3'\","], "a.py": code}
+    patch = "".join(
+        f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n" + "\n".join(lines) + "\n"
+        for name, lines in files.items()
+    )
+    assert added_requirements(patch) == ["appdirs >=1.4.0"]
+    assert added_requirements(patch.replace("; python_version < '3'", "")) == ["appdirs >=1.4.0", "toml[x]>=0.10,<1"]
