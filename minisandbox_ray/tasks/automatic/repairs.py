@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from minisandbox_ray.tasks.automatic import directory, django
+from minisandbox_ray.tasks.automatic import directory, django, nose
 from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
 from minisandbox_ray.tasks.automatic.imports import NAMESPACES, OF_TESTS, PROJECTS, project_of
 from minisandbox_ray.tasks.automatic.plans import Plan, build_tools
@@ -356,6 +356,26 @@ def other_directory(failure: Failure) -> Plan | None:
         f"tests run in {folder}",
         prepare=[*plan.prepare, directory.install_command(folder)],
         options=[*plan.options, "-p", directory.OPTION],
+    )
+
+
+def nose_fixtures(failure: Failure) -> Plan | None:
+    """Plain classes of tests whose setUp is nose's affair."""
+    if failure.in_build or nose.OPTION in failure.plan.options:
+        return None
+    if not re.search(r"'\w+' object has no attribute '\w+'", failure.log):
+        return None
+    plain = r"^class \w+(\((?!.*TestCase)[\w., ]*\))?:\n(.*\n){0,40}?    def set[uU]p\(self\)"
+    texts = [text for path, text in failure.tree.texts.items() if is_test_file(path)]
+    if not any(re.search(r"^\s*(from|import) nose\b", text, re.MULTILINE) for text in texts):
+        return None
+    if not any(re.search(plain, text, re.MULTILINE) for text in texts):
+        return None
+    plan = failure.plan
+    return plan.changed(
+        "setUp as nose calls it",
+        prepare=[*plan.prepare, nose.install_command()],
+        options=[*plan.options, "-p", nose.OPTION],
     )
 
 
@@ -780,6 +800,7 @@ REPAIRS: tuple[Repair, ...] = (
     look_alike,
     editable_loader,
     django_settings,
+    nose_fixtures,
     old_pytest,
     conflicting_names,
     async_tests,

@@ -1,10 +1,16 @@
 """What a log says, and what the next plan does about it. The texts are what pip and pytest print."""
 
+import os
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from minisandbox_ray.environments import Source
+from minisandbox_ray.tasks.automatic import nose
 from minisandbox_ray.tasks.automatic.django import configured
 from minisandbox_ray.tasks.automatic.facts import Facts
 from minisandbox_ray.tasks.automatic.plans import Plan
@@ -185,6 +191,32 @@ def test_tests_that_name_files_from_their_own_directory_run_there() -> None:
     assert (name, plan.options) == ("other_directory", ["-p", "testbed_directory"])
     assert "'tests'" in plan.prepare[0].replace("'\"'\"'", "'")
     assert next_plan(log, "tests", plan, paths=("tests/data/a.json",))[0] == ""
+
+
+def test_what_nose_calls_of_a_plain_class_is_called(tmp_path: Path) -> None:
+    test = """from nose.tools import eq_
+
+
+class TestIt(object):
+    def setUp(self):
+        self.value = 1
+
+    def test_it(self):
+        assert self.value == 1
+"""
+    log = "E   AttributeError: 'TestIt' object has no attribute 'value'"
+    failure = Failure(Trial(PLAN, "tests", log=log), FACTS, SourceTree(frozenset(["test_a.py"]), {"test_a.py": test}))
+    name, plan = next(repaired(failure))
+    assert (name, plan.options) == ("nose_fixtures", ["-p", "testbed_nose"])
+    assert list(repaired(replace(failure, trial=replace(failure.trial, plan=plan)))) == []
+    inside = {"test_a.py": test.replace("(object)", "(unittest.TestCase)")}
+    assert list(repaired(replace(failure, tree=SourceTree(frozenset(inside), inside)))) == []
+
+    (tmp_path / "testbed_nose.py").write_text(nose.PLUGIN)
+    (tmp_path / "test_a.py").write_text(test.partition("\n")[2])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "testbed_nose", "-p", "no:cacheprovider", "test_a.py"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, check=True, capture_output=True)
+    assert nose.PLUGIN in shlex.split(plan.prepare[0])
 
 
 def test_a_package_of_tests_that_lost_its_init_gets_the_modules_that_are_imported_from_it() -> None:
