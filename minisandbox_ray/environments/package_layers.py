@@ -35,6 +35,11 @@ LARGE = range(16 << 20, 256 << 20)
 """Bytes, plain, of layers that are worth `LARGE_LEVEL`. They are three quarters of what ten environments share; smaller
 ones would only hold up the first build of a small environment, and larger ones (CUDA's libraries) any."""
 LARGE_LEVEL = 19
+"""With that and the window, 7 to 10 % smaller than with level 10, for some 0.5 s of processor time per MiB. Four
+environments (Flask, Django, Sphinx, SymPy) with layers take 0.84 of what one archive each takes. Over seven, with level
+10 all over, sharing alone gives 0.93: they have numpy, scipy and pandas in many versions, of which most files are the
+same. A layer for each file of 1 MiB and more would save another 5 %, each file kept once 18 %.
+"""
 LARGE_WINDOW = 25
 """Log2 of the bytes that a match may be away, which each unpack needs as memory."""
 SMALLEST = 256 << 10
