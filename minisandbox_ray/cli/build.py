@@ -13,7 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from minisandbox_ray.cli.building import BuildProgress, planning
-from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, build_spec, choose_tasks, read_spec
+from minisandbox_ray.cli.inputs import (
+    add_isolation,
+    archives_and_store,
+    build_spec,
+    check_writable,
+    choose_tasks,
+    read_spec,
+)
 from minisandbox_ray.cli.terminal import add_row
 from minisandbox_ray.environments.cache import write_atomically
 from minisandbox_ray.errors import ConfigError
@@ -62,9 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")
     if arguments.repo_mirror is not None and not arguments.repo_mirror.is_dir():
         raise ConfigError(f"--repo-mirror {arguments.repo_mirror} is no directory")
-    for path in filter(None, (arguments.out, arguments.report)):
-        if not path.absolute().parent.is_dir():
+    for path, option in ((arguments.out, "--out"), (arguments.report, "--report")):
+        if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: its directory does not exist")
+        if path is not None:
+            check_writable(path, option)
     loaded = read_dataset(arguments.what, arguments.format, arguments.split)
     tasks, refused = choose_tasks(loaded, arguments.only)
     archives, store = archives_and_store(arguments.isolation)

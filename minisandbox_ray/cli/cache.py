@@ -12,6 +12,7 @@ from minisandbox_ray.cli.terminal import add_row, literal
 from minisandbox_ray.environments import BaseSystem, NodeStore, cache_root, describe, machine_directories
 from minisandbox_ray.environments.exchange import export_environments, import_environments
 from minisandbox_ray.environments.gc import collect_garbage
+from minisandbox_ray.environments.package_layers import GRACE_SECONDS, unneeded
 from minisandbox_ray.environments.verify import verify
 from minisandbox_ray.errors import ConfigError
 from minisandbox_ray.tasks import load_tasks, require_environments
@@ -84,10 +85,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _collect(arguments: argparse.Namespace) -> int:
     if arguments.keep_tasks is None and arguments.older_than is None:
         raise ConfigError("say what is garbage: all but what --keep-tasks FILE needs, --older-than DAYS, or both")
-    keep = {task.environment for path in arguments.keep_tasks or [] for task in load_tasks(path)}
+    keep = {digest for path in arguments.keep_tasks or [] for digest in _needed_by(path)}
     directories, stores = _everything()
     age = (arguments.older_than or 0.0) * DAY
-    freed = 0
+    freed, gone = 0, set()
     for each in collect_garbage(directories, stores, keep, age, dry_run=arguments.dry_run):
         name = each.name[:12] if each.kind == "environment" else each.name
         if each.in_use:
@@ -95,9 +96,25 @@ def _collect(arguments: argparse.Namespace) -> int:
             continue
         size = each.archive_bytes + each.unpacked_bytes
         freed += size
+        gone.add(each.name)
         print(f"{name}  {_size(size):>10}  {each.kind} {'would go' if arguments.dry_run else 'removed'}", flush=True)
     print(f"{_size(freed)} {'would be' if arguments.dry_run else ''} freed".replace("  ", " "))
+    for directory in directories:
+        with unneeded(directory, gone, grace=0.0) as layers:
+            young = [path.stat().st_size for path in layers if path.name not in gone]
+        if young:
+            age = f"{GRACE_SECONDS / 60:.0f} minutes after last use"
+            print(f"{directory}: {len(young)} layers, {_size(sum(young))}, go {age}")
     return 0
+
+
+def _needed_by(path: Path) -> set[str]:
+    """Raises ConfigError for a file by which nothing would be kept: it is not the one that was meant."""
+    tasks = load_tasks(path)
+    if not any(task.environment for task in tasks):
+        what = "names an environment" if tasks else "is there"
+        raise ConfigError(f"--keep-tasks {path}: no task {what}, so nothing would be kept; is it the right file?")
+    return {task.environment for task in tasks}
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -155,7 +172,10 @@ def _whole(beginnings: Iterable[str], known: set[str]) -> list[str]:
 
 
 def _days(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < 1e6:
         raise argparse.ArgumentTypeError(f"not a number of days: {text}")
     return value

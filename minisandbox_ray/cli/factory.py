@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from minisandbox_ray.cli.inputs import add_isolation, archives_and_store
+from minisandbox_ray.cli.inputs import add_isolation, archives_and_store, check_writable
 from minisandbox_ray.cli.terminal import add_row
 from minisandbox_ray.errors import ConfigError, first_line
 from minisandbox_ray.tasks import FactoryConfig, PackageSpec, make_tasks, save_tasks
@@ -30,8 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.workers < 1:
             raise ConfigError("--workers must be at least 1")
         config = config.model_copy(update={"workers": arguments.workers})
-    if arguments.out.is_dir():
-        raise ConfigError(f"--out {arguments.out} is a directory, expected a file")
+    check_writable(arguments.out, "--out")
     archives, store = archives_and_store(arguments.isolation)
     failures: dict[str, str] = {}
 

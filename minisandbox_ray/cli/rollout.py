@@ -73,6 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     from minisandbox_ray.rollout.results import make_report
 
     check_positive(arguments, "samples", "concurrency", "limit")
+    if not 0 <= arguments.seed < 2**32:
+        raise ConfigError(f"--seed must be from 0 to 2**32 - 1, not {arguments.seed}")
     tasks = read_tasks(arguments.tasks, arguments.isolation)[: arguments.limit]
     if not tasks:
         raise ConfigError(f"{arguments.tasks} holds no tasks")

@@ -89,7 +89,7 @@ def _validate(tasks: list[Task], arguments: argparse.Namespace) -> list[Validati
 def _print(rows: list[Validation], known: int) -> None:
     table = Table("task", "gold", "empty", "s", "")
     for row in rows:
-        verdict = "[green]valid" if row.valid else f"[red]{row.reason}"
+        verdict = "valid" if row.valid else row.reason
         mark = "" if row.witnessed else " (as printed)"
         add_row(table, row.instance_id, _words(row.gold), _words(row.empty), f"{row.seconds:.1f}", verdict + mark)
     Console().print(table)

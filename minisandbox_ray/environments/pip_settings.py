@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from minisandbox_ray.errors import BuildError
 from minisandbox_ray.sandbox import Bind
 
 OPTIONS = (
@@ -32,6 +33,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 VARIABLES = (*_CERTIFICATES, *_PROXIES, *(name.upper() for name in _PROXIES))
 """What is taken over from the environment besides."""
+_PATIENCE = 60
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,13 @@ def _variable(option: str) -> str:
 
 def _configured() -> dict[str, str]:
     """``pip config list`` merges all of pip's files; later lines don't override earlier ones of another section."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(
+            f"`pip config list` took longer than {_PATIENCE} s: this machine is overloaded, try again"
+        ) from error
     found: dict[str, str] = {}
     for section in ("global", "install"):
         for line in done.stdout.splitlines():

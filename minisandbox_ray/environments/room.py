@@ -72,8 +72,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         if is_full(error):
             folder = next(each for each in (path, *path.parents) if each.exists())
             raise StoreFullError(
-                f"cannot write {path} ({error.strerror}; {free_room(folder).mib} free): free some space there, or use a "
-                f"larger disk (MINISANDBOX_CACHE for the cache)"
+                f"cannot write {path} ({error.strerror}; {free_room(folder).mib} free): free some space there, or use "
+                f"a larger disk (MINISANDBOX_CACHE for the cache)"
             ) from error
         raise
 

@@ -41,6 +41,8 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["{rows}", "--workers", "0"], "--workers must be at least 1"),
         (["{rows}", "--repo-mirror", "/nowhere"], "--repo-mirror /nowhere is no directory"),
         (["{rows}", "--out", "/nowhere/tasks.jsonl"], "cannot write /nowhere/tasks.jsonl"),
+        (["{rows}", "--out", "/"], "--out / is a directory, expected a file"),
+        (["{rows}", "--report", "/"], "--report / is a directory, expected a file"),
         (["{rows}", "--only", "a-4"], "--only: the data set has no row a-4; near it: a-3, a-2, a-1"),
         (["{rows}", "--only", ","], "names no row"),
         (["{rows}", "--format", "r2e-gym", "--split", "x", "--report", "/nowhere/x"], "cannot write /nowhere/x"),

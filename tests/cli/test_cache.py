@@ -69,8 +69,16 @@ def test_gc_keeps_what_tasks_need(planted: list[Manifest], tmp_path: Path, capsy
     assert archive_path(cache_root() / "archives", b.digest).exists()
     assert run("gc", "--keep-tasks", file) == 0
     printed = capsys.readouterr().out
-    assert b.digest[:12] in printed and a.digest[:12] not in printed
+    assert b.digest[:12] in printed and a.digest[:12] not in printed and "layers" not in printed
     assert {path.name.partition(".")[0] for path in (cache_root() / "archives").iterdir()} == {a.digest}
+
+
+def test_gc_tells_of_layers_that_stay_for_now(capsys: pytest.CaptureFixture[str]) -> None:
+    plant(cache_root() / "archives", "c", packages=["one"])
+    assert run("gc", "--older-than", "0", "--dry-run") == 0
+    assert "1 layers, 0.3 MB, go 60 minutes after last use" in capsys.readouterr().out
+    assert run("gc", "--older-than", "0") == 0
+    assert "1 layers, 0.3 MB, go 60 minutes after last use" in capsys.readouterr().out
 
 
 def test_what_is_exported_is_imported(
@@ -95,6 +103,8 @@ def test_what_is_exported_is_imported(
         ["verify", "0123456789"],
         ["gc"],
         ["gc", "--keep-tasks", "nowhere.jsonl"],
+        ["gc", "--keep-tasks", "tasks.jsonl", "empty.jsonl"],
+        ["gc", "--keep-tasks", "unbuilt.jsonl"],
         ["export", "out.tar"],
         ["export", "0123456789", "out.tar"],
         ["export", "--tasks", "tasks.jsonl", "--", "directory"],
@@ -110,7 +120,9 @@ def test_bad_input_is_told_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "directory").mkdir()
-    tasks_of(planted[0], tmp_path / "tasks.jsonl")
+    tasks = tasks_of(planted[0], tmp_path / "tasks.jsonl").read_text()
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "unbuilt.jsonl").write_text(tasks.replace(planted[0].digest, ""))
     assert run(*words) == 2
     said = capsys.readouterr().err
     assert said.startswith("minisandbox_ray cache: ") and said.count("\n") == 1

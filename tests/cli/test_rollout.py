@@ -179,6 +179,7 @@ def test_bad_input_is_one_line_and_status_2(
         ([file, "--policy", tmp_path / "bad.jsonl"], "line 2: no recording"),
         ([file, "--policy", tmp_path / "binary.jsonl"], "line 1: no recording"),
         ([file, "--policy", "gold", "--samples", "0"], "--samples must be at least 1"),
+        ([file, "--policy", "gold", "--seed", "-1"], "--seed must be from 0 to 2**32 - 1, not -1"),
         ([file, "--policy", "gold", "--limit", "-1"], "--limit must be at least 1"),
         ([file, "--policy", "gold", "--concurrency", "0"], "--concurrency must be at least 1"),
     ]:
