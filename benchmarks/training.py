@@ -2,8 +2,8 @@
 
     python benchmarks/training.py [--json FILE] [--only PART,...] [--seeds 0,1] [--quick]
 
-Each part (curves, agreement, overhead, async, resume, faults) runs `python -m minisandbox_ray.train` on files of
-configs/cpu/, which are made for two cores; a run takes one to three minutes there, all parts three quarters of an hour.
+Each part (curves, agreement, overhead, async, async_shared, resume, faults) runs `python -m minisandbox_ray.train` on
+files of configs/cpu/, which are made for two cores; a run takes one to five minutes there, all parts over an hour.
 A reward is the mean of a step's episodes, "first" that of the first two steps, "final" that of the last five.
 
 - final_CONFIGURATION: by the worst of the seeds (at least 0.8). All curves, steps and seconds are in the table.
@@ -48,6 +48,7 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import procs
 from report import print_bars
@@ -219,23 +220,26 @@ def part_overhead(runs: Runs, seeds: list[int]) -> dict[str, Any]:
     return {"overhead_share": mean([row["environment/overhead_share"] for row in rows[1:]])}
 
 
+ASYNC_AND_SYNC = ("async_grpo", "grpo")
+
+
 def part_async(runs: Runs, seeds: list[int]) -> dict[str, Any]:
-    """In turns, as the machine may be busier at one time than at another."""
-    names = ("async_grpo", "grpo")
-    shared_seeds = seeds if len(seeds) == 1 else [0, 1, 2]
-    shared = {seed: {name: timed(runs.rows(name, seed)) for name in names} for seed in shared_seeds}
-    steps = min(len(each) for by_name in shared.values() for each in by_name.values())
-    lasted = [sum(by_name[name][steps - 1][0] for by_name in shared.values()) for name in names]
+    """The trainer and the node with the sandboxes on processors of their own."""
     with a_node_apart() as (address, trainer_cpus), on_processors(trainer_cpus):
         overrides = (*LARGER, f"cluster.address={address}")
-        apart = {seed: {name: timed(runs.rows(name, seed, *overrides)) for name in names} for seed in seeds}
-    times = [sum(reached(by_name[name]) for by_name in apart.values()) for name in names]
-    return {
-        "async_vs_sync_time": times[0] / times[1] if math.isfinite(sum(times)) else None,
-        "async_vs_sync_time_shared": lasted[0] / lasted[1],
-        "async_and_sync": apart,
-        "async_and_sync_shared": shared,
-    }
+        found = {seed: {name: timed(runs.rows(name, seed, *overrides)) for name in ASYNC_AND_SYNC} for seed in seeds}
+    times = [sum(reached(by_name[name]) for by_name in found.values()) for name in ASYNC_AND_SYNC]
+    ratio = times[0] / times[1] if math.isfinite(sum(times)) else None
+    return {"async_vs_sync_time": ratio, "async_and_sync": found}
+
+
+def part_async_shared(runs: Runs, seeds: list[int]) -> dict[str, Any]:
+    """All on the same processors; in turns, as the machine may be busier at one time than at another."""
+    seeds = seeds if len(seeds) == 1 else [0, 1, 2]
+    found = {seed: {name: timed(runs.rows(name, seed)) for name in ASYNC_AND_SYNC} for seed in seeds}
+    steps = min(len(each) for by_name in found.values() for each in by_name.values())
+    lasted = [sum(by_name[name][steps - 1][0] for by_name in found.values()) for name in ASYNC_AND_SYNC]
+    return {"async_vs_sync_time_shared": lasted[0] / lasted[1], "async_and_sync_shared": found}
 
 
 def timed(rows: Rows) -> list[tuple[float, float]]:
@@ -259,12 +263,11 @@ def a_node_apart() -> Iterator[tuple[str, set[int]]]:
     its = set(every[len(every) // 2 :])
     directory = tempfile.mkdtemp(prefix="mb-", dir="/tmp")  # Ray's sockets want a short name
     node = {
-        "temp_dir": directory,
         "num_cpus": len(its),
         "resources": {"unpack_slots": 2 * len(its), "sandbox": 4 * len(its)},
         "include_dashboard": False,
     }
-    with on_processors(its):
+    with on_processors(its), mock.patch.dict(os.environ, RAY_TMPDIR=directory):
         cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
         yield cluster.address, set(every) - its or its
@@ -325,6 +328,7 @@ PARTS = {
     "agreement": part_agreement,
     "overhead": part_overhead,
     "async": part_async,
+    "async_shared": part_async_shared,
     "resume": part_resume,
     "faults": part_faults,
 }
