@@ -19,7 +19,7 @@ from typing import IO, Any
 import zstandard
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from minisandbox_ray.environments.cache import sync_directory, write_atomically
+from minisandbox_ray.environments.cache import replacing, sync_directory, write_atomically
 from minisandbox_ray.environments.git_index import settle_index
 from minisandbox_ray.environments.package_layers import (
     PackageLayer,
@@ -31,7 +31,7 @@ from minisandbox_ray.environments.package_layers import (
     pack_layers,
     place_of_layers,
 )
-from minisandbox_ray.environments.room import disk_errors, writable_directory
+from minisandbox_ray.environments.room import writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, environment_digest
 from minisandbox_ray.environments.tar import CHUNK, COMPARE, EXTRACT, LEVEL, TarReader, pieces, tar_pieces, write_packed
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
@@ -187,13 +187,8 @@ def pack(tree: Path, archives: Path, digest: str, python: str = "") -> Packed:
     prefix = place_of_layers(python) if groups else ""
     elsewhere = {f"{prefix}/{name}" for names in groups for name in names}
     final = archive_path(archives, digest)
-    temporary = final.with_name(f"{final.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    with disk_errors(final):
-        try:
-            sha256, size = pack_tree(tree, temporary, elsewhere)
-            temporary.replace(final)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with replacing(final) as temporary:
+        sha256, size = pack_tree(tree, temporary, elsewhere)
     sync_directory(archives)
     return Packed(sha256, size, layers)
 

@@ -124,6 +124,21 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, onexc=unlock)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The file to write in place of ``path``: it takes that name when the block ends well, else it goes.
+
+    Raises ConfigError where the directory can't be written, StoreFullError where the disk is full.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    with disk_errors(path):
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that readers, and a machine that loses power, see all of it or nothing.
 

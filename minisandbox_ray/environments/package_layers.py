@@ -26,8 +26,8 @@ from pathlib import Path, PurePosixPath
 import zstandard
 from pydantic import BaseModel, ConfigDict, Field
 
-from minisandbox_ray.environments.cache import sync_directory
-from minisandbox_ray.environments.room import disk_errors, writable_directory
+from minisandbox_ray.environments.cache import replacing, sync_directory
+from minisandbox_ray.environments.room import writable_directory
 from minisandbox_ray.environments.tar import CHUNK, LEVEL, pieces, tar_pieces, write_packed
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
@@ -187,14 +187,8 @@ def _pack(place: Path, names: list[str], archives: Path, stop: threading.Event) 
     if is_sound(archives, layer, stop):
         packed = final.stat().st_size
     else:
-        temporary = final.with_name(f"{final.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-        with disk_errors(final):
-            try:
-                with closing(tar_pieces(place, names)) as plain:
-                    packed = write_packed(_until(stop, plain), temporary, _parameters(size))[1]
-                temporary.replace(final)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with replacing(final) as temporary, closing(tar_pieces(place, names)) as plain:
+            packed = write_packed(_until(stop, plain), temporary, _parameters(size))[1]
     return layer.model_copy(update={"packed_bytes": packed})
 
 

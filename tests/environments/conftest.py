@@ -73,6 +73,14 @@ def store(cache: Path) -> NodeStore:
     return NodeStore(cache / "store")
 
 
+@pytest.fixture
+def fresh(tmp_path: Path, store: NodeStore) -> NodeStore:
+    """A store that holds no environment, but the copies of interpreters, which take seconds."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/interpreters").symlink_to(store.root / "interpreters")
+    return NodeStore(tmp_path / "store")
+
+
 @pytest.fixture(scope="session")
 def manifest(index: None, archives: Path, store: NodeStore) -> Manifest:
     return build_environment(INFLECTION, archives, store)

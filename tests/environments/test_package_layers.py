@@ -46,14 +46,6 @@ def shelf(tmp_path: Path) -> Path:
     return tmp_path / "archives"
 
 
-@pytest.fixture
-def own(tmp_path: Path, store: NodeStore) -> NodeStore:
-    """A store of this test's, with the copies of interpreters of the session's."""
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store/interpreters").symlink_to(store.root / "interpreters")
-    return NodeStore(tmp_path / "store")
-
-
 def layers(shelf: Path) -> list[str]:
     return sorted(path.name for path in (shelf / "layers").iterdir())
 
@@ -72,11 +64,11 @@ def entries(root: Path) -> dict[str, tuple[int, float, bytes]]:
     return found
 
 
-def test_what_is_unpacked_is_what_was_packed(shelf: Path, own: NodeStore) -> None:
+def test_what_is_unpacked_is_what_was_packed(shelf: Path, fresh: NodeStore) -> None:
     manifest = plant(shelf, "a", packages=["one", "two"])
     assert len(manifest.layers) == 2 and read_manifest(shelf, manifest.digest) == manifest
     assert archive_path(shelf, manifest.digest).stat().st_size == manifest.archive_bytes < SMALLEST
-    root = own.materialise(manifest.digest, shelf).root
+    root = fresh.materialise(manifest.digest, shelf).root
     (root / "manifest.json").unlink()
     found = entries(root)
     assert found == entries(shelf.parent / "tree-a")
@@ -96,7 +88,7 @@ def test_a_second_archive_writes_no_layer_again(shelf: Path) -> None:
     )
 
 
-def test_who_packs_mends_a_layer_that_lies_there_damaged(shelf: Path, own: NodeStore) -> None:
+def test_who_packs_mends_a_layer_that_lies_there_damaged(shelf: Path, fresh: NodeStore) -> None:
     first = plant(shelf, "a", packages=["one"])
     (path,) = (shelf / "layers").iterdir()
     sound = path.read_bytes()
@@ -105,7 +97,7 @@ def test_who_packs_mends_a_layer_that_lies_there_damaged(shelf: Path, own: NodeS
         (shelf.parent / "tree-b").exists() and shutil.rmtree(shelf.parent / "tree-b")
         assert plant(shelf, "b", packages=["one"]).layers == first.layers
         assert path.read_bytes() == sound
-    own.materialise(first.digest, shelf)
+    fresh.materialise(first.digest, shelf)
 
 
 def test_equal_trees_give_equal_files(shelf: Path) -> None:
@@ -116,11 +108,11 @@ def test_equal_trees_give_equal_files(shelf: Path) -> None:
         assert (shelf.parent / "again/layers" / name).read_bytes() == (shelf / "layers" / name).read_bytes()
 
 
-def test_an_archive_without_layers_is_as_it_was(shelf: Path, own: NodeStore) -> None:
+def test_an_archive_without_layers_is_as_it_was(shelf: Path, fresh: NodeStore) -> None:
     manifest = plant(shelf, "a")
     assert "layers" not in json.loads(manifest_path(shelf, manifest.digest).read_text())
     assert sorted(path.name for path in shelf.iterdir()) == [f"{manifest.digest}.json", f"{manifest.digest}.tar.zst"]
-    assert own.materialise(manifest.digest, shelf).manifest == manifest
+    assert fresh.materialise(manifest.digest, shelf).manifest == manifest
 
 
 @pytest.fixture
@@ -205,7 +197,7 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [damage, cut, swap, empty, Path.unlink])
 def test_a_damaged_layer_is_refused_in_one_line_that_names_who_needs_it(  # type: ignore[no-untyped-def]
-    harm, shelf: Path, own: NodeStore
+    harm, shelf: Path, fresh: NodeStore
 ) -> None:
     a, b = (plant(shelf, name, packages=["one", "two"]) for name in "ab")
     c = plant(shelf, "c", packages=["two"])
@@ -213,7 +205,7 @@ def test_a_damaged_layer_is_refused_in_one_line_that_names_who_needs_it(  # type
     path = layer_path(shelf, mine)
     harm(path)
     with pytest.raises(ArchiveError) as caught:
-        own.materialise(a.digest, shelf)
+        fresh.materialise(a.digest, shelf)
     message = str(caught.value)
     assert "\n" not in message and str(path) in message and a.digest[:12] in message and "build" in message
     if path.exists():
@@ -223,20 +215,20 @@ def test_a_damaged_layer_is_refused_in_one_line_that_names_who_needs_it(  # type
         assert isinstance(caught.value, MissingArchiveError)
         assert [is_complete(shelf, each.digest) for each in (a, b, c)] == [False, False, True]
         assert read_manifest_bytes(shelf, a.digest) is None
-    assert not own.contains(a.digest) and not list((own.root / "scratch").iterdir())
-    own.materialise(c.digest, shelf)
+    assert not fresh.contains(a.digest) and not list((fresh.root / "scratch").iterdir())
+    fresh.materialise(c.digest, shelf)
     said = {found.digest: found.problem for each in (a, b, c) for found in verify(each.digest, [shelf], [])}
     assert [mine[:12] in said[each.digest] for each in (a, b, c)] == [True, True, False]
 
 
-def test_a_layer_larger_than_its_manifest_says_is_stopped(shelf: Path, own: NodeStore) -> None:
+def test_a_layer_larger_than_its_manifest_says_is_stopped(shelf: Path, fresh: NodeStore) -> None:
     manifest = plant(shelf, "a", packages=["one"])
     path = manifest_path(shelf, manifest.digest)
     said = json.loads(path.read_text())
     said["layers"][0]["plain_bytes"] //= 2
     path.write_text(json.dumps(said))
     with pytest.raises(DamagedArchiveError, match="holds more than its manifest says"):
-        own.materialise(manifest.digest, shelf)
+        fresh.materialise(manifest.digest, shelf)
 
 
 @pytest.mark.parametrize("sha256", ["../" * 10 + "etc/passwd", "a" * 63, "A" * 64])
@@ -259,80 +251,82 @@ def test_a_manifest_of_a_later_version_is_told_and_not_taken_for_damaged(shelf: 
     assert not isinstance(caught.value, DamagedArchiveError) and "\n" not in str(caught.value)
 
 
-def test_a_copy_is_compared_with_its_layers(shelf: Path, own: NodeStore) -> None:
+def test_a_copy_is_compared_with_its_layers(shelf: Path, fresh: NodeStore) -> None:
     manifest = plant(shelf, "a", packages=["one", "two"])
-    copy = own.materialise(manifest.digest, shelf)
+    copy = fresh.materialise(manifest.digest, shelf)
     known: set[Path] = set()
-    read = [found.bytes for _ in range(2) for found in verify(manifest.digest, [shelf], [own], known)]
+    read = [found.bytes for _ in range(2) for found in verify(manifest.digest, [shelf], [fresh], known)]
     assert read == [manifest.packed_bytes, manifest.unpacked_bytes, manifest.archive_bytes, manifest.unpacked_bytes]
     module = copy.venv / place_of_layers(manifest.interpreter.version)[5:] / "site-packages/one/__init__.py"
     data = module.read_bytes()
     module.write_bytes(data[:-2] + b"!\n")
     os.utime(module, (FIXED_TIME,) * 2)
-    (problem,) = (found.problem for found in verify(manifest.digest, [shelf], [own]) if found.problem)
+    (problem,) = (found.problem for found in verify(manifest.digest, [shelf], [fresh]) if found.problem)
     assert "one/__init__.py: Contents differ" in problem
 
 
-def test_a_listing_counts_a_layer_once_per_environment_and_tells_it_apart(shelf: Path, own: NodeStore) -> None:
+def test_a_listing_counts_a_layer_once_per_environment_and_tells_it_apart(shelf: Path, fresh: NodeStore) -> None:
     for name in "ab":
         plant(shelf, name, packages=["one"])
     plant(shelf, "c")
-    assert sorted(row["layers"] for row in describe(own, shelf)) == ["", "0.3 MB", "0.3 MB"]
+    assert sorted(row["layers"] for row in describe(fresh, shelf)) == ["", "0.3 MB", "0.3 MB"]
 
 
-def test_gc_removes_a_layer_with_the_last_archive_that_needs_it(shelf: Path, own: NodeStore) -> None:
+def test_gc_removes_a_layer_with_the_last_archive_that_needs_it(shelf: Path, fresh: NodeStore) -> None:
     a, b = plant(shelf, "a", packages=["one", "two"]), plant(shelf, "b", packages=["two"])
     mine, shared = ({f"{each.sha256}.tar.zst" for each in layers} for layers in (a.layers, b.layers))
     mine -= shared
     age(*(shelf / "layers").iterdir())
-    dry = [each.name for each in collect_garbage([shelf], [own], keep=[b.digest], dry_run=True)]
+    dry = [each.name for each in collect_garbage([shelf], [fresh], keep=[b.digest], dry_run=True)]
     assert dry == [a.digest, *mine] and set(layers(shelf)) == mine | shared
-    gone = list(collect_garbage([shelf], [own], keep=[b.digest]))
+    gone = list(collect_garbage([shelf], [fresh], keep=[b.digest]))
     assert [(each.name, each.kind) for each in gone] == [(a.digest, "environment"), (*mine, "layer")]
     assert gone[1].archive_bytes > SMALLEST and set(layers(shelf)) == shared
-    own.materialise(b.digest, shelf)
-    own.evict(b.digest)
-    assert [each.kind for each in collect_garbage([shelf], [own])] == ["environment", "layer"]
+    fresh.materialise(b.digest, shelf)
+    fresh.evict(b.digest)
+    assert [each.kind for each in collect_garbage([shelf], [fresh])] == ["environment", "layer"]
     assert layers(shelf) == []
 
 
-def test_gc_leaves_layers_that_somebody_may_be_about_to_name(shelf: Path, own: NodeStore) -> None:
+def test_gc_leaves_layers_that_somebody_may_be_about_to_name(shelf: Path, fresh: NodeStore) -> None:
     manifest = plant(shelf, "a", packages=["one"])
     manifest_path(shelf, manifest.digest).unlink()
-    assert [each.kind for each in collect_garbage([shelf], [own])] == ["environment"]  # it is young: on another machine
+    assert [each.kind for each in collect_garbage([shelf], [fresh])] == [
+        "environment"
+    ]  # it is young: on another machine
     (path,) = (shelf / "layers").iterdir()
     age(path)
     with holding(shelf):
-        assert list(collect_garbage([shelf], [own])) == []
+        assert list(collect_garbage([shelf], [fresh])) == []
     second = plant(shelf, "b", packages=["one"])  # which makes it young again
     assert second.layers == manifest.layers
     manifest_path(shelf, second.digest).unlink()
-    assert [each.kind for each in collect_garbage([shelf], [own])] == ["environment"]
+    assert [each.kind for each in collect_garbage([shelf], [fresh])] == ["environment"]
     third = plant(shelf, "c", packages=["one"])
     with unneeded(shelf, grace=0) as found:
         assert found == []
     age(path)
-    assert list(collect_garbage([shelf], [own], keep=[third.digest])) == []
+    assert list(collect_garbage([shelf], [fresh], keep=[third.digest])) == []
 
 
-def test_gc_leaves_the_layers_of_a_manifest_that_it_does_not_understand(shelf: Path, own: NodeStore) -> None:
+def test_gc_leaves_the_layers_of_a_manifest_that_it_does_not_understand(shelf: Path, fresh: NodeStore) -> None:
     manifest = plant(shelf, "a", packages=["one"])
     (path,) = (shelf / "layers").iterdir()
     (shelf / "other.json").write_text(json.dumps({"parts": {"wheels": [manifest.layers[0].sha256]}}))
     age(path)
-    assert [each.kind for each in collect_garbage([shelf], [own])] == ["environment"]
+    assert [each.kind for each in collect_garbage([shelf], [fresh])] == ["environment"]
     (shelf / "other.json").unlink()
-    assert [each.kind for each in collect_garbage([shelf], [own])] == ["layer"]
+    assert [each.kind for each in collect_garbage([shelf], [fresh])] == ["layer"]
 
 
-def test_gc_removes_what_was_left_half_written_or_damaged_among_layers(shelf: Path, own: NodeStore) -> None:
+def test_gc_removes_what_was_left_half_written_or_damaged_among_layers(shelf: Path, fresh: NodeStore) -> None:
     (shelf / "layers").mkdir(parents=True)
     name = "ab" * 32
     left = [f"{name}.tar.zst.1-0123abcd.tmp", f".{name}.tar.zst.1-0123abcd.part", f"{name}.tar.zst.damaged-x"]
     for each in [*left, "notes.txt"]:
         (shelf / "layers" / each).write_text("x")
         age(shelf / "layers" / each)
-    assert sorted(each.name for each in collect_garbage([shelf], [own])) == sorted(left)
+    assert sorted(each.name for each in collect_garbage([shelf], [fresh])) == sorted(left)
     assert layers(shelf) == ["notes.txt"]
 
 
@@ -362,7 +356,7 @@ archive.pack(Path(tree), Path(shelf), "0" * 64, version)
     ],
 )
 def test_killed_before_the_manifest_loses_and_breaks_nothing(
-    where: str, kind: str, shelf: Path, own: NodeStore, tmp_path: Path
+    where: str, kind: str, shelf: Path, fresh: NodeStore, tmp_path: Path
 ) -> None:
     manifest = plant(shelf, "a", packages=["one"])
     version, tree = manifest.interpreter.version, tmp_path / "tree-a"
@@ -374,10 +368,10 @@ def test_killed_before_the_manifest_loses_and_breaks_nothing(
         victim.kill()
     assert victim.returncode == -signal.SIGKILL, "it ended by itself"
     with pytest.raises(MissingArchiveError):
-        own.materialise("0" * 64, shelf)
-    own.materialise(manifest.digest, shelf)
+        fresh.materialise("0" * 64, shelf)
+    fresh.materialise(manifest.digest, shelf)
     age(*shelf.rglob("*.*"))
-    assert kind in [each.kind for each in collect_garbage([shelf], [own], keep=[manifest.digest])]
+    assert kind in [each.kind for each in collect_garbage([shelf], [fresh], keep=[manifest.digest])]
     assert is_complete(shelf, manifest.digest)
     assert sorted(str(path.relative_to(shelf)) for path in shelf.rglob("*") if path.is_file()) == [
         f"{manifest.digest}.json",

@@ -69,14 +69,6 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
-@pytest.fixture
-def fresh(tmp_path: Path, store: NodeStore) -> NodeStore:
-    """A store that holds no environment, but the copies of interpreters, which take seconds."""
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store/interpreters").symlink_to(store.root / "interpreters")
-    return NodeStore(tmp_path / "store")
-
-
 class Handler(http.server.SimpleHTTPRequestHandler):
     """Knows no ranges. Below /broken/ it breaks off in the middle of archives, below /flaky/ the first time that it is
     asked; below /secret/ it refuses."""

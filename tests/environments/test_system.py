@@ -52,11 +52,9 @@ def test_its_sandboxes_have_them(environment: Environment) -> None:
 
 
 def test_they_are_in_the_archive_and_named_in_the_manifest(
-    environment: Environment, built: Manifest, archives: Path, tmp_path: Path, store: NodeStore
+    environment: Environment, built: Manifest, archives: Path, fresh: NodeStore
 ) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store/interpreters").symlink_to(store.root / "interpreters")
-    again = NodeStore(tmp_path / "store").materialise(built.digest, archives)
+    again = fresh.materialise(built.digest, archives)
     assert (again.root / "system/usr/bin/figlet-figlet").is_file()
     assert built.commands[0] == "apt-get install --no-install-recommends figlet"
     assert built.commands[1].startswith("# figlet=")
