@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 
 from minisandbox_ray.environments.cache import replacing, sync_directory, write_atomically
 from minisandbox_ray.environments.git_index import settle_index
+from minisandbox_ray.environments.git_objects import ForeignObjectsError, check_pack, make_pack
 from minisandbox_ray.environments.package_layers import (
     PackageLayer,
     find_groups,
@@ -33,11 +34,18 @@ from minisandbox_ray.environments.package_layers import (
 )
 from minisandbox_ray.environments.room import writable_directory
 from minisandbox_ray.environments.spec import BaseSystem, EnvSpec, InterpreterId, environment_digest
-from minisandbox_ray.environments.tar import CHUNK, COMPARE, EXTRACT, LEVEL, TarReader, pieces, tar_pieces, write_packed
+from minisandbox_ray.environments.tar import (
+    CHUNK,
+    COMPARE,
+    EXTRACT,
+    FIXED_TIME,
+    LEVEL,
+    TarReader,
+    pieces,
+    tar_pieces,
+    write_packed,
+)
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
-
-FIXED_TIME = 1577836800
-"""2020-01-01T00:00:00Z: modification time of every file of an environment (seconds)."""
 
 
 class Manifest(BaseModel):
@@ -69,6 +77,8 @@ class Manifest(BaseModel):
     """UTC, ISO 8601."""
     layers: list[PackageLayer] = []
     """What is not in the archive file, in the order in which it is unpacked after that."""
+    made_bytes: int | None = None
+    """Size of git's pack and its index if they are not in the archive but made of the files, see `git_objects`."""
 
     @property
     def packed_bytes(self) -> int:
@@ -76,11 +86,13 @@ class Manifest(BaseModel):
         return self.archive_bytes + sum(each.packed_bytes for each in self.layers)
 
     @model_serializer(mode="wrap")
-    def _without_no_layers(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """One without layers reads as it always did, also to earlier versions."""
+    def _without_what_is_not_there(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """One that leaves nothing out reads as it always did, also to earlier versions."""
         data: dict[str, Any] = serialise(self)
         if not self.layers:
             data.pop("layers", None)
+        if self.made_bytes is None:
+            data.pop("made_bytes", None)
         return data
 
     def expected_digest(self) -> str:
@@ -174,8 +186,8 @@ class Packed:
     layers: list[PackageLayer]
 
 
-def pack(tree: Path, archives: Path, digest: str, python: str = "") -> Packed:
-    """Write the archive of a directory. `tree` should be `normalise`d before.
+def pack(tree: Path, archives: Path, digest: str, python: str = "", without: Collection[Path] = ()) -> Packed:
+    """Write the archive of a directory. `tree` should be `normalise`d before; its files `without` are left out.
 
     With `python`, the version on which its venv runs, packages that others may have go to layers of their own; that is
     done while `holding` them, until the manifest is written. Raises ConfigError where `archives` can't be written,
@@ -186,6 +198,7 @@ def pack(tree: Path, archives: Path, digest: str, python: str = "") -> Packed:
     layers = pack_layers(tree, archives, python, groups) if groups else []
     prefix = place_of_layers(python) if groups else ""
     elsewhere = {f"{prefix}/{name}" for names in groups for name in names}
+    elsewhere.update(str(path.relative_to(tree)) for path in without)
     final = archive_path(archives, digest)
     with replacing(final) as temporary:
         sha256, size = pack_tree(tree, temporary, elsewhere)
@@ -247,6 +260,12 @@ def unpack(archives: Path, manifest: Manifest, target: Path) -> None:
         what = f"archive {manifest.digest[:12]} at {path} is sound but can't be unpacked to {target}"
         raise ArchiveError(f"{what} ({tar.complaint}): correct that and try again")
     files, size = survey(target)
+    if manifest.made_bytes is not None:
+        try:
+            files += len(make_pack(target / "testbed"))
+        except ForeignObjectsError as error:
+            raise _damaged(path, manifest, f"its repository holds something else than its files: {error}")
+        size += manifest.made_bytes
     if files != manifest.files or size != manifest.unpacked_bytes:
         raise _damaged(path, manifest, f"{files} files of {manifest.files}")
 
@@ -272,7 +291,10 @@ def compare(archives: Path, manifest: Manifest, tree: Path) -> str:
     with TarReader([*COMPARE, *_layered(manifest), f"--directory={tree}"]) as tar:
         for piece in _plain_pieces(archives, manifest):
             tar.write(piece)
-    return next((line.removeprefix("tar: ") for line in tar.said if not _OWNER.search(line)), "")
+    different = next((line.removeprefix("tar: ") for line in tar.said if not _OWNER.search(line)), "")
+    if not different and manifest.made_bytes is not None:
+        return check_pack(tree / "testbed")
+    return different
 
 
 def _layered(manifest: Manifest) -> list[str]:

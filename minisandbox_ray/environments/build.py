@@ -23,10 +23,11 @@ from minisandbox_ray.environments.archive import (
 from minisandbox_ray.environments.cache import cache_root, remove_tree, write_atomically
 from minisandbox_ray.environments.compiled import compile_command
 from minisandbox_ray.environments.dated_index import DatedIndex
+from minisandbox_ray.environments.git_objects import IDENTITY, replace_pack
 from minisandbox_ray.environments.history import check_history
 from minisandbox_ray.environments.instructions import Machine
 from minisandbox_ray.environments.interpreters import Interpreter, inside_prefix
-from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
+from minisandbox_ray.environments.layer import GIT, ONE_COMMIT
 from minisandbox_ray.environments.machine import fill_machine
 from minisandbox_ray.environments.package_layers import holding
 from minisandbox_ray.environments.pip_settings import PipSettings, host_pip_settings
@@ -203,7 +204,9 @@ def build_environment(
         tree = scratch / "tree"
         try:
             commands = _fill(spec, place, store, scratch, log or _silent, output or _silent)
+            made: list[Path] = []
             if spec.machine is None:
+                made = replace_pack(tree / "testbed")
                 (log or _silent)("check the history")
                 check_history(tree / "testbed", f"building {digest[:12]} ({spec.describe()})", store.isolation)
         except BuildError as error:
@@ -217,7 +220,7 @@ def build_environment(
         normalise(tree)
         files, size = survey(tree)
         with holding(archives):
-            packed = pack(tree, archives, digest, place.interpreter.version)
+            packed = pack(tree, archives, digest, place.interpreter.version, made)
             manifest = Manifest(
                 digest=digest,
                 spec=spec,
@@ -227,6 +230,7 @@ def build_environment(
                 archive_sha256=packed.archive_sha256,
                 archive_bytes=packed.archive_bytes,
                 layers=packed.layers,
+                made_bytes=sum(path.stat().st_size for path in made) if made else None,
                 unpacked_bytes=size,
                 files=files,
                 commands=commands,

@@ -8,17 +8,11 @@ import os
 import stat
 from pathlib import Path
 
-from minisandbox_ray.environments.archive import FIXED_TIME, survey
+from minisandbox_ray.environments.archive import survey
+from minisandbox_ray.environments.git_objects import IDENTITY, MESSAGE
+from minisandbox_ray.environments.tar import FIXED_TIME
 from minisandbox_ray.errors import TaskError
 from minisandbox_ray.sandbox import Bind, Sandbox, SandboxSpec
-
-IDENTITY = {
-    f"GIT_{role}_{what}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "sandbox"), ("EMAIL", "sandbox@localhost"), ("DATE", f"{FIXED_TIME} +0000"))
-}
-"""Author, committer and date of the one commit: equal trees get equal commit ids."""
-MESSAGE = "Initial commit"
 
 GIT = "git -c safe.directory=* -c core.checkStat=minimal -c core.trustctime=false -c core.logAllRefUpdates=false "
 GIT += "-c core.hooksPath=/dev/null -c gc.auto=0 -c pack.threads=1 -c core.fsmonitor=false"

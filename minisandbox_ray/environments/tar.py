@@ -18,6 +18,8 @@ LEVEL = 10
 19 takes 70 s for 9 %. Unpacking costs the same. Long-distance matching would save 3 %, and cost each unpack 128 MiB of
 memory. (benchmarks/packing.py)
 """
+FIXED_TIME = 1577836800
+"""2020-01-01T00:00:00Z: modification time of every file of an environment (seconds)."""
 CHUNK = 1 << 20
 """Bytes that are read at a time."""
 EXTRACT = ["tar", "--extract", "--no-same-owner", "--no-same-permissions"]

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.environments import BaseSystem, Manifest, NodeStore, read_manifest
-from minisandbox_ray.environments.archive import FIXED_TIME, archive_path, manifest_path, pack, survey, unpack
+from minisandbox_ray.environments.archive import archive_path, manifest_path, pack, survey, unpack
+from minisandbox_ray.environments.tar import FIXED_TIME
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError
 
 from .conftest import plant

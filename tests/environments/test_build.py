@@ -18,7 +18,7 @@ from minisandbox_ray.environments import (
     read_manifest,
 )
 from minisandbox_ray.environments import build as build_module
-from minisandbox_ray.environments.archive import FIXED_TIME
+from minisandbox_ray.environments.tar import FIXED_TIME
 from minisandbox_ray.errors import BuildError, ConfigError
 from minisandbox_ray.sandbox import Sandbox
 

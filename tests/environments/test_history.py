@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from minisandbox_ray.environments import EnvSpec, NodeStore, Source, build_environment
+from minisandbox_ray.environments.git_objects import IDENTITY
 from minisandbox_ray.environments.history import check_history
-from minisandbox_ray.environments.layer import GIT, IDENTITY, ONE_COMMIT
+from minisandbox_ray.environments.layer import GIT, ONE_COMMIT
 from minisandbox_ray.errors import BuildError
 
 Plant = Callable[[Path], None]
