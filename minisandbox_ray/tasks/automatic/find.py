@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from minisandbox_ray.tasks.automatic.advisor import AdvisorConfig, advise
 from minisandbox_ray.tasks.automatic.facts import Facts, detect
 from minisandbox_ray.tasks.automatic.index import find_sdist, keep
 from minisandbox_ray.tasks.automatic.plans import Plan, first_plans
-from minisandbox_ray.tasks.automatic.repairs import Failure, missing_system_package, repaired
+from minisandbox_ray.tasks.automatic.repairs import Failure, culprit, missing_system_package, repaired
 from minisandbox_ray.tasks.automatic.tree import SourceTree, read_export, read_folder, read_sdist
 from minisandbox_ray.tasks.automatic.trial import Trial, attempt
 
@@ -267,14 +267,12 @@ class _Search:
             self.queue.appendleft(proposed)
         elif trial.is_good:
             self.queue.clear()
-        elif trial.stage == "build":
-            self._carry(plan)
         else:
-            # It is built: another way to install it would not change its tests. Another interpreter may.
-            self.queue = deque(each for each in self.queue if each.python != plan.python)
+            self.queue = deque(plans_left(self.queue, trial))
             self._carry(plan)
             is_large = not trial.stalled and re.search(r"takes longer than|hit the sandbox's", trial.cause)
-            if is_large or trial.is_explained or self._fails_everywhere(trial):
+            is_final = is_large or trial.is_explained or self._fails_everywhere(trial)
+            if trial.stage != "build" and is_final:
                 self.queue.clear()
 
     def _fails_everywhere(self, trial: Trial) -> bool:
@@ -370,6 +368,17 @@ class _Search:
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **what}, default=str)
         with self.attempt_log.open("a", encoding="utf-8") as file:
             file.write(PipSettings({}, []).redact(line) + "\n")
+
+
+def plans_left(plans: Iterable[Plan], trial: Trial) -> list[Plan]:
+    """Those of the plans that may fare better than a trial that failed.
+
+    Where a dependency can't be built, or the tests fail, another way to install the project would not change that.
+    Another interpreter may.
+    """
+    if trial.stage == "build" and not culprit(trial.log):
+        return list(plans)
+    return [each for each in plans if each.python != trial.plan.python]
 
 
 def _unpinned(text: str) -> str:

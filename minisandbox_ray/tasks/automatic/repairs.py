@@ -259,10 +259,14 @@ def _is_release(failure: Failure) -> bool:
 
 
 def own_wheel(failure: Failure) -> Plan | None:
-    """Sources in another language that can't be compiled here: a source distribution's release may have a wheel."""
+    """Sources in another language that can't be compiled here: a source distribution's release may have a wheel.
+
+    So may one whose build wants to fetch pages and scripts from a registry of JavaScript.
+    """
     said = r"cargo|rustc|Rust compiler|maturin|[Cc][Mm]ake|meson|fatal error:|error: linker"
     said += r"|command '[^']*(gcc|g\+\+|cc|swig|go)' failed"
-    if not failure.in_build or not _is_release(failure) or _culprit(failure.log):
+    said += r"|\b(npm|jlpm|yarn|pnpm)\b.{0,60}not (found|installed)|No such file or directory: '(npm|node|yarn|jlpm)'"
+    if not failure.in_build or not _is_release(failure) or culprit(failure.log):
         return None
     if not failure.facts.has_compiled and not re.search(said, failure.log):
         return None
@@ -271,7 +275,7 @@ def own_wheel(failure: Failure) -> Plan | None:
     return failure.plan.changed("compiled parts of its wheel", strategy="wheel", build_requirements=[])
 
 
-def _culprit(log: str) -> str:
+def culprit(log: str) -> str:
     """The requirement that pip was about to build when that failed; empty if it is the source itself."""
     before = re.split(
         r"(?:requirements to build wheel|[Pp]reparing metadata.*|build dependencies): finished with status 'error'", log
@@ -287,7 +291,7 @@ def failing_requirement(failure: Failure) -> Plan | None:
     named = _matches(
         r"(?:Failed building wheel for|Failed to build|Could not build wheels for) '?([\w.-]+)", failure.log
     )
-    for name in reversed([*filter(None, [_culprit(failure.log)]), *named]):
+    for name in reversed([*filter(None, [culprit(failure.log)]), *named]):
         if canonicalize_name(name) != "pytest" and (found := failure.plan.without_requirement(name, f"without {name}")):
             return found
     return None
@@ -609,6 +613,16 @@ def conflicting_names(failure: Failure) -> Plan | None:
     return None
 
 
+def on_trio(failure: Failure) -> Plan | None:
+    """Tests that anyio's plugin runs once more on trio, where they were written for asyncio alone."""
+    variant = re.compile(r"[\[-]trio[\]-]")
+    failing = [test for test in failure.trial.failing if variant.search(test)]
+    passing = [test for test in failure.trial.passing if variant.search(test)]
+    if failure.trial.stage != "tests" or not failing or len(passing) > len(failing) / 4:
+        return None
+    return _options(failure, ["-k", "not trio"], "without trio")
+
+
 def warnings_as_errors(failure: Failure) -> Plan | None:
     """Warnings of today that the configuration of then takes for errors."""
     if failure.in_build or len(re.findall(r"^E\s+[\w.]*Warning: ", failure.log, re.MULTILINE)) == 0:
@@ -805,6 +819,7 @@ REPAIRS: tuple[Repair, ...] = (
     conflicting_names,
     async_tests,
     unknown_mark,
+    on_trio,
     other_asyncio,
     warnings_as_errors,
     unset_variable,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from minisandbox_ray.environments import NodeStore, Source, cache_root
 from minisandbox_ray.environments.archive import archive_path
 from minisandbox_ray.errors import BuildError
 from minisandbox_ray.tasks.automatic import AutomaticConfig, find_environment
+from minisandbox_ray.tasks.automatic.find import plans_left
+from minisandbox_ray.tasks.automatic.plans import Plan
+from minisandbox_ray.tasks.automatic.trial import Trial
 
 from .conftest import Endpoint
 
@@ -87,6 +91,14 @@ def test_of_a_suite_without_time_the_files_that_end_are_kept(cache: Path, tmp_pa
     assert found.test_command[1:] == ["--ignore=tests/test_b.py"]
     assert found.learned == ["1 of 2 test files: all take longer than 30 s"]
     assert found.excused == {"tests/test_c.py": "its source tree lacks the module tests.lost"}
+
+
+def test_where_a_dependency_fails_it_is_the_interpreter_that_is_changed() -> None:
+    trial = Trial(Plan(python="3.13.0"), "build", log="Preparing metadata (setup.py): finished with status 'error'")
+    others = [Plan(python="3.13.0", strategy="path"), Plan(python="3.12.1")]
+    assert plans_left(others, trial) == others, "the project itself may be installed in another way"
+    assert plans_left(others, replace(trial, log=f"Collecting old==1\n{trial.log}")) == others[1:]
+    assert plans_left(others, replace(trial, stage="tests")) == others[1:]
 
 
 def test_what_no_repair_knows_the_advisor_may(cache: Path, tmp_path: Path, endpoint: Endpoint) -> None:

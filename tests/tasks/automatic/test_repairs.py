@@ -166,6 +166,11 @@ def test_a_release_that_cannot_be_compiled_here_may_have_a_wheel() -> None:
     )
 
 
+def test_pages_and_scripts_of_a_release_come_with_its_wheel() -> None:
+    log = "FileNotFoundError: [Errno 2] No such file or directory: 'npm'"
+    assert next_plan(log, "build", paths=("PKG-INFO",))[0] == "own_wheel"
+
+
 def test_a_requirement_of_the_tests_that_pip_cannot_prepare_is_left_out() -> None:
     log = """Obtaining file:///testbed
 Collecting pytest
@@ -353,6 +358,17 @@ def test_tests_of_whole_systems_are_left_out_only_if_it_is_they_that_fail_and_ha
     assert list(repaired(Failure(replace(trial, plan=plan), FACTS, SourceTree()))) == []
     for worse in (replace(trial, passing=passing[:2]), replace(trial, failing=[*failing, *passing])):
         assert list(repaired(Failure(worse, FACTS, SourceTree()))) == []
+
+
+def test_variants_of_tests_that_were_never_meant_for_trio_are_left_out() -> None:
+    passing = [f"tests/test_a.py::test_{number}[asyncio]" for number in range(4)]
+    failing = [f"tests/test_a.py::test_{number}[trio-other]" for number in range(3)]
+    trial = Trial(PLAN, "tests", passing=passing, failing=failing)
+    name, plan = next(repaired(Failure(trial, FACTS, SourceTree())))
+    assert (name, plan.options) == ("on_trio", ["-k", "not trio"])
+    assert list(repaired(Failure(replace(trial, plan=plan), FACTS, SourceTree()))) == []
+    works = replace(trial, passing=[*passing, "tests/test_a.py::test_9[trio]"])
+    assert list(repaired(Failure(works, FACTS, SourceTree()))) == []
 
 
 def test_git_is_told_whose_commits_tests_make() -> None:
