@@ -195,7 +195,8 @@ class _Search:
             if self._was_tried(plan):
                 continue
             trial = self._attempt(plan)
-            is_done = trial.is_good and max(trial.failing_share, trial.uncollected_share) <= WELL
+            is_well = max(trial.failing_share, trial.uncollected_share) <= WELL and not trial.missed
+            is_done = trial.is_good and is_well
             proposals = [] if is_done else self._proposals(trial)
             self._note_attempt(trial, [name for name, _ in proposals])
             if is_done:
@@ -292,7 +293,7 @@ class _Search:
     def _carry(self, plan: Plan) -> None:
         """What was learned on one interpreter helps on the next."""
         same = {"prepare": plan.prepare, "variables": plan.variables, "paths": plan.paths}
-        same |= {"system_packages": plan.system_packages, "unavailable": plan.unavailable}
+        same |= {"system_packages": plan.system_packages, "servers": plan.servers, "unavailable": plan.unavailable}
         names = {text for each in self.queue for text in each.requirements}
         tests = {"options": plan.options, "targets": plan.targets} if plan.learned else {}
         more = [text for text in plan.requirements if text not in names] if plan.learned else []

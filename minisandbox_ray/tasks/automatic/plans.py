@@ -12,6 +12,7 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict
 
 from minisandbox_ray.environments import EnvSpec, Interpreter, Source
+from minisandbox_ray.tasks.automatic import servers
 from minisandbox_ray.tasks.automatic.facts import Facts, evaluates
 from minisandbox_ray.tasks.automatic.requirements import name_of
 
@@ -58,6 +59,8 @@ class Plan(BaseModel):
     """What is installed before it, for `no-isolation`."""
     system_packages: list[str] = []
     """Debian's packages in the environment's own layer."""
+    servers: list[str] = []
+    """Servers that run beside the tests, by name; their Debian packages come on their own."""
     prepare: list[str] = []
     """Shell commands before that, at /testbed."""
     paths: list[str] = []
@@ -146,7 +149,8 @@ class Plan(BaseModel):
             install=install,
             variables=self.variables,
             exclude_newer=self.exclude_newer,
-            system_packages=self.system_packages,
+            system_packages=list(dict.fromkeys([*self.system_packages, *servers.packages(self.servers)])),
+            services=servers.services(self.servers),
         )
 
 

@@ -769,6 +769,28 @@ def out_of_reach(failure: Failure) -> Plan | None:
     return plan.changed(f"without {', '.join(files)}", options=[*plan.options, *ignored], targets=targets)
 
 
+def missed_server(failure: Failure) -> Plan | None:
+    """A server that tests want on their own machine: it runs beside them."""
+    plan = failure.plan
+    more = [name for name in failure.trial.missed if name not in plan.servers]
+    return plan.changed(f"with {', '.join(more)}", servers=[*plan.servers, *more]) if more else None
+
+
+def no_display(failure: Failure) -> Plan | None:
+    """A screen that tests draw on: Qt can do without one, for others there is one that nobody sees."""
+    said = (
+        r"could(n't| not) connect to display|no display name|(cannot|can't) open display|DisplayNameError|init server"
+    )
+    said += r"|Bad display name|qt\.qpa\.(xcb|plugin)|Could not load the Qt platform plugin"
+    if failure.in_build or not re.search(said, failure.log):
+        return None
+    plan, name = failure.plan, "QT_QPA_PLATFORM"
+    if re.search(r"\bqt\.qpa|the Qt platform", failure.log) and name not in plan.variables:
+        return plan.changed("Qt without a screen", variables={**plan.variables, name: "offscreen"})
+    found = plan.with_requirement("pytest-xvfb", "a screen that nobody sees")
+    return found and found.model_copy(update={"system_packages": [*plan.system_packages, "xvfb"]})
+
+
 _APART = re.compile(r"^(.*/)?(integration|e2e|end_to_end|system|functional|live|acceptance|perf\w*)(_?tests?)?(?=/)")
 """Directories in which a project keeps apart what its unit tests do without."""
 
@@ -805,6 +827,8 @@ REPAIRS: tuple[Repair, ...] = (
     missing_build_module,
     own_wheel,
     failing_requirement,
+    missed_server,
+    no_display,
     unknown_option,
     missing_plugins,
     missing_init,

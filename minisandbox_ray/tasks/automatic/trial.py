@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from minisandbox_ray.environments import Environment, NodeStore, Source, build_environment
-from minisandbox_ray.errors import BuildError, SandboxError
-from minisandbox_ray.sandbox import Limits, Sandbox
+from minisandbox_ray.environments.services import open_sandbox
+from minisandbox_ray.errors import BuildError, SandboxError, TaskError
+from minisandbox_ray.sandbox import Limits
 from minisandbox_ray.tasks.automatic.excuses import NOT_SHIPPED, Excuses
 from minisandbox_ray.tasks.automatic.facts import Facts
 from minisandbox_ray.tasks.automatic.plans import Plan
+from minisandbox_ray.tasks.automatic.servers import servers_missed
 from minisandbox_ray.tasks.automatic.slow import files_in_time, files_listed
 from minisandbox_ray.tasks.automatic.tree import SourceTree
 from minisandbox_ray.tasks.automatic.words import commonest, counts, last_word
@@ -57,6 +59,8 @@ class Trial:
     """Test files that could not be collected."""
     excuses: dict[str, str] = field(default_factory=dict)
     """Of failing tests and uncollected files, those that no environment could mend, and why."""
+    missed: list[str] = field(default_factory=list)
+    """Names of servers that failing tests could not reach, and that could run beside them."""
     stalled: bool = False
     """Whether the tests were ended because none of them ended any more."""
     outside: list[str] = field(default_factory=list)
@@ -133,7 +137,7 @@ def attempt(
         # What the builder itself finds wrong is in the error alone.
         trial.log = f"{printed[0]}\n{str(error).splitlines()[0]}" if "ended with status" in str(error) else str(error)
         trial.cause = last_word(trial.log)
-    except SandboxError as error:
+    except (SandboxError, TaskError) as error:
         trial.cause = trial.log = str(error)
     trial.seconds = time.monotonic() - started
     return trial
@@ -150,7 +154,7 @@ def _test(trial: Trial, environment: Environment, facts: Facts, excuses: Excuses
         return
 
     def run(*options: str, seconds: float, targets: list[str] | None = None) -> TestRun:
-        with Sandbox(environment.sandbox_spec(limits=LIMITS)) as sandbox:
+        with open_sandbox(environment, limits=LIMITS) as sandbox:
             plan = trial.plan
             return run_tests(
                 sandbox,
@@ -247,15 +251,17 @@ def _cut_short(run: TestRun, seconds: float) -> str:
 
 def _excuse_tests(trial: Trial, excuses: Excuses, run: TestRun) -> list[str]:
     """Note the excused tests; returns the files of which most tests want what is outside of a sandbox."""
-    total, outside = Counter[str](), Counter[str]()
+    total, outside, missed = Counter[str](), Counter[str](), Counter[str]()
     for test, case in run.cases.items():
         if case.status == "skipped":
             continue
         file = test.partition("::")[0]
         total[file] += 1
+        missed.update(servers_missed(f"{case.message}\n{case.traceback}") if case.status in {"failed", "error"} else [])
         if case.status in {"failed", "error"} and (reason := excuses.reason(f"E   {case.message}\n{case.traceback}")):
             trial.excuses[test] = reason
             outside[file] += not reason.startswith(NOT_SHIPPED)
+    trial.missed = sorted(missed)
     return [file for file, count in outside.items() if count > total[file] / 2]
 
 

@@ -15,6 +15,7 @@ from minisandbox_ray.tasks.automatic.django import configured
 from minisandbox_ray.tasks.automatic.facts import Facts
 from minisandbox_ray.tasks.automatic.plans import Plan
 from minisandbox_ray.tasks.automatic.repairs import Failure, missing_system_package, repaired
+from minisandbox_ray.tasks.automatic.servers import servers_missed
 from minisandbox_ray.tasks.automatic.tree import SourceTree
 from minisandbox_ray.tasks.automatic.trial import Stage, Trial
 
@@ -369,6 +370,26 @@ def test_variants_of_tests_that_were_never_meant_for_trio_are_left_out() -> None
     assert list(repaired(Failure(replace(trial, plan=plan), FACTS, SourceTree()))) == []
     works = replace(trial, passing=[*passing, "tests/test_a.py::test_9[trio]"])
     assert list(repaired(Failure(works, FACTS, SourceTree()))) == []
+
+
+def test_a_server_that_tests_miss_runs_beside_them() -> None:
+    missed = servers_missed("redis.exceptions.ConnectionError: Error 111 connecting to localhost:6379.")
+    assert missed == ["redis"] and servers_missed("ConnectionError: no route to example.org:80") == []
+    trial = Trial(PLAN, "tests", failing=["tests/test_a.py::test_1"], missed=missed)
+    name, plan = next(repaired(Failure(trial, FACTS, SourceTree())))
+    assert (name, plan.servers) == ("missed_server", ["redis"])
+    spec = plan.spec(Source(kind="sdist", name="demo", version="1.2"), FACTS)
+    assert [each.ready for each in spec.services] == [6379] and spec.system_packages == ["redis-server"]
+    assert list(repaired(Failure(replace(trial, plan=plan), FACTS, SourceTree()))) == []
+
+
+def test_tests_that_draw_get_a_screen() -> None:
+    name, plan = next_plan("E   _tkinter.TclError: no display name and no $DISPLAY environment variable", "tests")
+    assert (name, plan.requirements[-1], plan.system_packages) == ("no_display", "pytest-xvfb", ["xvfb"])
+    log = 'qt.qpa.plugin: Could not load the Qt platform plugin "xcb"'
+    name, plan = next_plan(log, "tests")
+    assert (name, plan.variables) == ("no_display", {"QT_QPA_PLATFORM": "offscreen"})
+    assert next_plan(log, "tests", plan)[1].requirements[-1] == "pytest-xvfb", "where that is not enough"
 
 
 def test_git_is_told_whose_commits_tests_make() -> None:
