@@ -23,6 +23,12 @@ OUTSIDE = re.compile(
 """What failures say that want a network, a service or somebody's account."""
 NOT_SHIPPED = "its source tree lacks "
 _COMPARED = re.compile(r"AssertionError|assert\b|[-+?]|Full diff|Use -v")
+_RELATIVE = re.compile(
+    r"^(\S+)/[^/\s]+\.py:\d+: in <module>\n\s+from (\.+)(\w[\w.]*)? import (\w+)[^\n]*\n"
+    r"E\s+ImportError: attempted relative import",
+    re.MULTILINE,
+)
+"""pytest's words for a relative import in a file of no package: folder, dots, module, name."""
 _GENERATED = re.compile(r"(^|/)(build|dist|\.?cache|[^/]*\.egg-info|__pycache__)(/|$)")
 
 
@@ -42,6 +48,10 @@ class Excuses:
         Of pytest's text only the lines of exceptions count, marked with E: any source may speak of a connection or of
         credentials, and so may what an assertion compares.
         """
+        for folder, dots, module, name in _RELATIVE.findall(failure):
+            parts = [*folder.split("/")[: 1 - len(dots) or None], *(module or name).split(".")]
+            if self._lacks_module(".".join(parts)):
+                return f"{NOT_SHIPPED}the module {'.'.join(parts)}"
         failure = "\n".join(
             line for line in re.findall(r"^E\s+(.*)", failure, re.MULTILINE) if not _COMPARED.match(line)
         )

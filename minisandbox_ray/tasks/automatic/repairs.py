@@ -442,7 +442,18 @@ def missing_init(failure: Failure) -> Plan | None:
         is_there = _folder_of(failure.tree, module) == "" or failure.tree.has_folder(module.replace(".", "/"))
         if is_there and path not in failure.tree.paths and command not in plan.prepare:
             plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, path]
+    for file in _of_no_package(failure.log):
+        folder = file.rpartition("/")[0]
+        path, command = f"{folder}/__init__.py", f"touch {folder}/__init__.py"
+        if folder and file in failure.tree.paths and path not in failure.tree.paths and command not in plan.prepare:
+            plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, path]
     return None if failure.in_build or not why else plan.changed(", ".join(why))
+
+
+def _of_no_package(log: str) -> list[str]:
+    """Files that import relatively, as only those of a package may."""
+    said = r"^(\S+\.py):\d+: in <module>\n[^\n]*\nE\s+ImportError: attempted relative import with no known parent"
+    return _matches(said, log)
 
 
 def _folder_of(tree: SourceTree, module: str) -> str | None:

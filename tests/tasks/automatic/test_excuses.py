@@ -26,6 +26,11 @@ TREE = SourceTree(
             f"{NOT_SHIPPED}the module test_app.views",
         ),
         ("No module named 'private_tools.core'", f"{NOT_SHIPPED}the module private_tools.core"),
+        (
+            "x\ntests/test_a.py:3: in <module>\n    from .lost.cases import Case\n"
+            "E   ImportError: attempted relative import with no known parent package",
+            f"{NOT_SHIPPED}the module tests.lost.cases",
+        ),
         ("No such file or directory: '/testbed/scripts/make.py'", f"{NOT_SHIPPED}scripts/make.py"),
         ("No such file or directory: 'tests/data/c.json'", f"{NOT_SHIPPED}tests/data/c.json"),
         ("fixture 'server' not found", f"{NOT_SHIPPED}the fixture server"),
@@ -43,6 +48,8 @@ def test_what_no_environment_has(failure: str, reason: str) -> None:
         "ValueError: no\n    raise ConnectionError('in the source')",
         "No module named 'demo._speedups'",  # made when it is built
         "No module named 'yaml'",
+        "x\ntests/test_a.py:3: in <module>\n    from .test_a import own\n"
+        "E   ImportError: attempted relative import with no known parent package",
         "No such file or directory: '/testbed/demo/version.txt'",
         "No such file or directory: 'data/b.json'",  # it is there, below tests
         "No such file or directory: '/tmp/pytest-1/out/c.txt'",

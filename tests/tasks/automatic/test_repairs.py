@@ -239,6 +239,15 @@ def test_a_folder_of_tests_that_another_package_hides_becomes_a_package() -> Non
     assert next_plan(log, "collect", paths=("test/test_a.py",))[0] == "", "it is not there"
 
 
+def test_a_folder_whose_tests_import_relatively_becomes_a_package() -> None:
+    log = (
+        "tests/test_a.py:3: in <module>\n    from .b import c\nE   ImportError: attempted relative import with no known"
+    )
+    name, plan = next_plan(f"{log} parent package", "collect", paths=("tests/b.py", "tests/test_a.py"))
+    assert (name, plan.prepare) == ("missing_init", ["touch tests/__init__.py"])
+    assert next_plan(f"{log} parent package", "collect", plan, paths=("tests/test_a.py",))[0] == "conflicting_names"
+
+
 def test_the_part_of_a_shared_package_is_read_from_the_line_that_imports_it() -> None:
     log = "    from google.api_core import exceptions\nE   ModuleNotFoundError: No module named 'google'"
     assert next_plan(log, "collect")[1].requirements[-1] == "google-api-core"
