@@ -1,4 +1,4 @@
-"""Why a test fails for something that no environment has: a network, somebody's account, what was never shipped."""
+"""Why a test fails for something that no environment has: a network, an account, Windows, what was never shipped."""
 
 import posixpath
 import re
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from packaging.utils import canonicalize_name
 
-from minisandbox_ray.tasks.automatic.imports import project_of
+from minisandbox_ray.tasks.automatic.imports import ELSEWHERE, project_of
 from minisandbox_ray.tasks.automatic.tables import FIXTURES
 from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests
 
@@ -58,6 +58,8 @@ class Excuses:
         if match := OUTSIDE.search(failure):
             return f"wants what a sandbox has not ({match[0]})"
         for module in re.findall(r"No module named '?([\w.]+)'?", failure):
+            if ELSEWHERE.fullmatch(module.partition(".")[0]):
+                return f"wants another operating system ({module})"
             if self._lacks_module(module):
                 return f"{NOT_SHIPPED}the module {module}"
         for name, module in re.findall(

@@ -56,7 +56,6 @@ PROJECTS = {
     "pydispatch": "PyDispatcher",
     "pylab": "matplotlib",
     "pythonjsonlogger": "python-json-logger",
-    "pywintypes": "",
     "rest_framework": "djangorestframework",
     "ruamel": "ruamel.yaml",
     "serial": "pyserial",
@@ -73,8 +72,6 @@ PROJECTS = {
     "usb": "pyusb",
     "websocket": "websocket-client",
     "werkzeug": "Werkzeug",
-    "win32api": "",
-    "win32con": "",
     "wx": "",
     "xdist": "pytest-xdist",
     "yaml": "PyYAML",
@@ -163,10 +160,6 @@ PROJECTS = {
     "webtest": "WebTest",
     "xmlsec": "xmlsec",
     "ee": "earthengine-api",
-    "win32pipe": "",
-    "winreg": "",
-    "_winapi": "",
-    "pythoncom": "",
     "absl": "absl-py",
     "airflow": "apache-airflow",
     "azure.storage.blob": "azure-storage-blob",
@@ -212,6 +205,9 @@ PROJECTS = {
 }
 """Projects that are not called as their module. Empty: no project has it, or it can't be told which."""
 
+ELSEWHERE = re.compile(r"win32\w*|pythoncom|pywintypes|_?winreg|_winapi|msvcrt|AppKit|Foundation|Quartz|objc")
+"""Modules that only other operating systems have."""
+
 NAMESPACES = {
     "google.cloud": "-",
     "azure.mgmt": "-",
@@ -256,6 +252,8 @@ def project_of(module: str) -> str:
     the sandboxes of this environment only.
     """
     parts = module.split(".")
+    if ELSEWHERE.fullmatch(parts[0]):
+        return ""
     for count in range(min(len(parts), 3), 1, -1):
         if (name := ".".join(parts[:count])) in PROJECTS:
             return PROJECTS[name]

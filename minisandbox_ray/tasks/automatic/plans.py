@@ -34,6 +34,8 @@ SETTLED = timedelta(days=180)
 """After its release, packages have come to terms with an interpreter: older versions are not taken for it."""
 SIBLINGS = timedelta(days=3)
 """What a project's maintainers upload together arrives within days."""
+OLDEST_PYTEST = datetime(2018, 12, 24, tzinfo=UTC)
+"""Versions of an earlier date are not taken: pytest has the options that runs of tests are given since 2018."""
 MOST_INTERPRETERS = 4
 PIP_SECONDS = 900
 """A resolver that is not done by then goes through old versions one by one, for hours if it may."""
@@ -217,7 +219,7 @@ def newest_allowed(date: datetime | None, python: tuple[int, ...]) -> str:
     """The date of the package versions: that of the source, or later where the interpreter was not settled by then."""
     if date is None:
         return ""
-    chosen = max(date + SIBLINGS, _released(python[1]) + SETTLED)
+    chosen = max(date + SIBLINGS, _released(python[1]) + SETTLED, OLDEST_PYTEST)
     return "" if chosen >= datetime.now(UTC) else chosen.date().isoformat()
 
 

@@ -25,6 +25,7 @@ TREE = SourceTree(
             "cannot import name 'views' from 'test_app' (unknown location)",
             f"{NOT_SHIPPED}the module test_app.views",
         ),
+        ("No module named 'win32gui'", "wants another operating system (win32gui)"),
         ("No module named 'private_tools.core'", f"{NOT_SHIPPED}the module private_tools.core"),
         (
             "x\ntests/test_a.py:3: in <module>\n    from .lost.cases import Case\n"

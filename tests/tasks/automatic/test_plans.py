@@ -44,7 +44,8 @@ def test_interpreters_by_what_the_project_says_and_the_date(
 def test_package_versions_are_of_the_date_or_of_when_the_interpreter_had_settled() -> None:
     assert newest_allowed(None, (3, 9, 1)) == ""
     assert newest_allowed(at("2022-03-01"), (3, 9, 1)) == "2022-03-04"
-    assert newest_allowed(at("2012-03-01"), (3, 6, 15)) == "2017-06-21"
+    assert newest_allowed(at("2012-03-01"), (3, 6, 15)) == "2018-12-24"
+    assert newest_allowed(at("2012-03-01"), (3, 9, 1)) == "2021-04-03"
     assert newest_allowed(datetime.now(UTC), (3, 9, 1)) == ""
 
 
