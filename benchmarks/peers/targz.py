@@ -12,7 +12,12 @@ _UNPACK = "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2]
 
 def pack(environment: Path, archive: Path) -> None:
     """With the system's tar: packing is not measured."""
-    subprocess.run(["tar", "-C", environment, "-czf", archive, "venv", "testbed"], check=True)
+    subprocess.run(["tar", "-C", environment, "-czf", archive, *contents(environment)], check=True)
+
+
+def contents(environment: Path) -> list[str]:
+    """What an unpacked environment holds, without what the node store keeps beside it."""
+    return sorted({each.name for each in environment.iterdir()} - {"manifest.json", "layers"})
 
 
 def unpack(archive: Path, targets: list[Path]) -> None:
