@@ -133,7 +133,8 @@ def part_image(_: argparse.Namespace) -> dict[str, Any]:
                     context = scratch / "context"
                     context.mkdir()
                     version = inside_prefix(manifest.interpreter.version).lstrip("/")
-                    command = ["tar", "-cf", context / "environment.tar", "-C", environment.root, *targz.contents(environment.root)]
+                    command = ["tar", "-cf", context / "environment.tar", "-C", environment.root]
+                    command += targz.contents(environment.root)
                     if environment.interpreter is not None:
                         command += ["-C", environment.interpreter, f"--transform=s,^[.]/,{version}/,", "./"]
                     subprocess.run(command, check=True)
