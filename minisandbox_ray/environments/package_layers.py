@@ -1,7 +1,8 @@
 """What archives have in common: ``layers/<sha256 of the plain tar>.tar.zst`` beside them, each packed once.
 
 A layer holds what one installed distribution has in site-packages by its RECORD: its modules with what was compiled
-of them, or else what does not depend on the version of Python (libraries that it brings, data). Names in it begin with
+of them, or what does not depend on the version of Python (libraries that it brings, data), or one large file, which
+the next version of it may have as well. Names in it begin with
 ``site-packages/``. All else stays in the archive itself: directories, ``*.dist-info`` (which tells who asked for it),
 small distributions, those of the build's own sources, and files that several distributions claim.
 
@@ -44,6 +45,8 @@ LARGE_WINDOW = 25
 """Log2 of the bytes that a match may be away, which each unpack needs as memory."""
 SMALLEST = 256 << 10
 """Bytes of files that are worth a layer."""
+ALONE = 1 << 20
+"""Bytes of a file that gets a layer of its own, and `LARGE_LEVEL` up to the size that `LARGE` ends with."""
 GRACE_SECONDS = 3600.0
 """A layer that nobody wrote or used for so long belongs to no build and no transfer that is under way."""
 _MOST_THREADS = 4
@@ -111,7 +114,9 @@ def find_groups(tree: Path, python: str) -> list[list[str]]:
             groups.setdefault((owner, _depends_on_python(name)), []).append(name)
     found = []
     for record in records:
-        modules, others = (groups.get((record, kind), []) for kind in (True, False))
+        owned = [groups.get((record, kind), []) for kind in (True, False)]
+        found += [[name] for names in owned for name in names if sizes[name] >= ALONE]
+        modules, others = ([name for name in names if sizes[name] < ALONE] for names in owned)
         both = [modules, others] if sum(map(sizes.__getitem__, others)) >= SMALLEST else [modules + others]
         found += [names for names in both if sum(map(sizes.__getitem__, names)) >= SMALLEST]
     return sorted(sorted(f"site-packages/{name}" for name in names) for names in found)
@@ -188,12 +193,12 @@ def _pack(place: Path, names: list[str], archives: Path, stop: threading.Event) 
         packed = final.stat().st_size
     else:
         with replacing(final) as temporary, closing(tar_pieces(place, names)) as plain:
-            packed = write_packed(_until(stop, plain), temporary, _parameters(size))[1]
+            packed = write_packed(_until(stop, plain), temporary, _parameters(size, len(names)))[1]
     return layer.model_copy(update={"packed_bytes": packed})
 
 
-def _parameters(size: int) -> zstandard.ZstdCompressionParameters:
-    if size in LARGE:
+def _parameters(size: int, files: int) -> zstandard.ZstdCompressionParameters:
+    if size in LARGE or (files == 1 and ALONE <= size < LARGE.stop):
         return zstandard.ZstdCompressionParameters.from_level(LARGE_LEVEL, source_size=size, window_log=LARGE_WINDOW)
     return zstandard.ZstdCompressionParameters.from_level(LEVEL, source_size=size)
 

@@ -14,7 +14,6 @@ import pytest
 
 from minisandbox_ray.environments import NodeStore, read_manifest
 from minisandbox_ray.environments.archive import (
-    FIXED_TIME,
     archive_path,
     is_complete,
     manifest_path,
@@ -26,6 +25,7 @@ from minisandbox_ray.environments.archive import (
 from minisandbox_ray.environments.gc import collect_garbage
 from minisandbox_ray.environments.inventory import describe
 from minisandbox_ray.environments.package_layers import (
+    ALONE,
     GRACE_SECONDS,
     SMALLEST,
     find_groups,
@@ -35,6 +35,7 @@ from minisandbox_ray.environments.package_layers import (
     place_of_layers,
     unneeded,
 )
+from minisandbox_ray.environments.tar import FIXED_TIME
 from minisandbox_ray.environments.verify import verify
 from minisandbox_ray.errors import ArchiveError, DamagedArchiveError, MissingArchiveError, StoreFullError
 
@@ -142,6 +143,22 @@ def test_modules_go_with_what_was_compiled_of_them_and_apart_from_what_any_pytho
     assert groups(place) == [["one.libs/libx.so.1"], ["one/__init__.py", *more[:2]]]
     (place / "one.libs/libx.so.1").write_bytes(b"small")
     assert groups(place) == [["one.libs/libx.so.1", "one/__init__.py", *more[:2]]]
+
+
+def test_a_large_file_is_shared_by_itself(shelf: Path) -> None:
+    found = []
+    for version in "ab":
+        tree = shelf.parent / version
+        place = tree / place_of_layers("3.12.1") / "site-packages"
+        install(place, "one")
+        (place / "one/library.so").write_bytes(bytes(ALONE))
+        (place / "one/__init__.py").write_text(version * SMALLEST)
+        record = place / "one-1.dist-info/RECORD"
+        record.write_text(f"{record.read_text()}one/library.so,,\n")
+        assert groups(place) == [["one/__init__.py"], ["one/library.so"]]
+        found.append(pack(tree, shelf, version * 64, "3.12.1").layers)
+    assert len(layers(shelf)) == 3
+    assert len({each.sha256 for each in found[0]} & {each.sha256 for each in found[1]}) == 1
 
 
 def test_what_is_the_builds_own_or_claimed_twice_or_small_gets_no_layer(place: Path) -> None:
