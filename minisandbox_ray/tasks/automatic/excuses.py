@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 
 from minisandbox_ray.tasks.automatic.imports import ELSEWHERE, project_of
 from minisandbox_ray.tasks.automatic.tables import FIXTURES
-from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests
+from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests, is_package
 
 OUTSIDE = re.compile(
     r"Connection ?(refused|Error|reset)|ConnectError|NewConnectionError|Max retries exceeded|Network is unreachable"
@@ -86,13 +86,10 @@ class Excuses:
         path = module.replace(".", "/")
         top = path.partition("/")[0]
         is_there = any(each.endswith(f"{path}{end}") for each in self._tree.paths for end in (".py", "/__init__.py"))
-        return not is_there and self._is_own(top) and (is_below_tests(f"{path}/") or not self._is_package(top))
+        return not is_there and self._is_own(top) and (is_below_tests(f"{path}/") or not is_package(self._tree, top))
 
     def _is_own(self, folder: str) -> bool:
         return any(place in self._folders for place in (folder, f"src/{folder}")) or folder in {"test", "tests"}
-
-    def _is_package(self, folder: str) -> bool:
-        return any(f"{place}/__init__.py" in self._tree.paths for place in (folder, f"src/{folder}"))
 
     def _lacking_file(self, named: str) -> str:
         """A file of the tree that is not in it, relative to its root; empty for others."""
@@ -103,7 +100,7 @@ class Excuses:
         is_there = any(each == path or each.endswith(f"/{path}") for each in self._tree.paths) or any(
             each == path or each.endswith(f"/{path}") for each in self._folders
         )
-        in_package = self._is_package(path.partition("/")[0]) and not is_below_tests(path)
+        in_package = is_package(self._tree, path.partition("/")[0]) and not is_below_tests(path)
         return "" if is_there or in_package or not own else path
 
     def _defines(self, fixture: str) -> bool:

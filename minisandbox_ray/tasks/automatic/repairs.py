@@ -29,7 +29,7 @@ from minisandbox_ray.tasks.automatic.tables import (
     PROGRAMS,
     SYSTEM_PROGRAMS,
 )
-from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests, is_test_file
+from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests, is_package, is_test_file
 from minisandbox_ray.tasks.automatic.trial import Trial
 
 
@@ -381,6 +381,19 @@ def nose_fixtures(failure: Failure) -> Plan | None:
         prepare=[*plan.prepare, nose.install_command()],
         options=[*plan.options, "-p", nose.OPTION],
     )
+
+
+def lost_parts(failure: Failure) -> Plan | None:
+    """Compiled parts that a build leaves out where it lacks a compiler, and goes on: the release's wheel has them."""
+    if failure.in_build or not _is_release(failure) or not failure.facts.has_compiled:
+        return None
+    if failure.plan.strategy in {"wheel", "path"}:
+        return None
+    names = _matches(r"^E\s+.*(?:cannot import name '\w+' from|No module named) '(\w+)", failure.log)
+    own = {name for name in names if is_package(failure.tree, name) and not is_below_tests(f"{name}/")}
+    if not own:
+        return None
+    return failure.plan.changed("compiled parts of its wheel", strategy="wheel", build_requirements=[])
 
 
 def editable_loader(failure: Failure) -> Plan | None:
@@ -802,6 +815,15 @@ def no_display(failure: Failure) -> Plan | None:
     return found and found.model_copy(update={"system_packages": [*plan.system_packages, "xvfb"]})
 
 
+def qt_binding(failure: Failure) -> Plan | None:
+    """One of the projects that bring Qt, which who uses Qt leaves to others to choose."""
+    said = r"No Qt bindings could be found|requires either PySide\d|QtBindingsNotFoundError|Unable to find .*Qt binding"
+    if failure.in_build or not re.search(said, failure.log):
+        return None
+    found = failure.plan.with_requirement("PyQt5", "PyQt5")
+    return found and found.model_copy(update={"variables": {**found.variables, "QT_QPA_PLATFORM": "offscreen"}})
+
+
 _APART = re.compile(r"^(.*/)?(integration|e2e|end_to_end|system|functional|live|acceptance|perf\w*)(_?tests?)?(?=/)")
 """Directories in which a project keeps apart what its unit tests do without."""
 
@@ -839,10 +861,12 @@ REPAIRS: tuple[Repair, ...] = (
     own_wheel,
     failing_requirement,
     missed_server,
+    qt_binding,
     no_display,
     unknown_option,
     missing_plugins,
     missing_init,
+    lost_parts,
     missing_module,
     missing_fixture,
     missing_library,

@@ -65,6 +65,11 @@ def is_test_file(path: str) -> bool:
     return re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py$", path) is not None
 
 
+def is_package(tree: SourceTree, name: str) -> bool:
+    """Whether the tree has a package of this name to install."""
+    return any(f"{place}{name}/__init__.py" in tree.paths for place in ("", "src/", "python/", "lib/", "py/"))
+
+
 def is_below_tests(path: str) -> bool:
     """Whether a path leads through a directory of tests."""
     return _TEST_FOLDER.search(path) is not None

@@ -167,6 +167,16 @@ def test_a_release_that_cannot_be_compiled_here_may_have_a_wheel() -> None:
     )
 
 
+def test_compiled_parts_that_a_build_leaves_out_come_with_the_wheel() -> None:
+    log = "E   ImportError: cannot import name 'Fast' from 'demo' (/testbed/demo/__init__.py)"
+    paths = ("PKG-INFO", "demo/__init__.py", "src/lib.rs")
+    failure = Failure(Trial(PLAN, "collect", log=log), replace(FACTS, has_compiled=True), SourceTree(frozenset(paths)))
+    name, plan = next(repaired(failure))
+    assert (name, plan.strategy) == ("lost_parts", "wheel")
+    assert list(repaired(replace(failure, trial=replace(failure.trial, plan=plan)))) == []
+    assert list(repaired(replace(failure, facts=FACTS))) == [], "there is nothing to compile"
+
+
 def test_pages_and_scripts_of_a_release_come_with_its_wheel() -> None:
     log = "FileNotFoundError: [Errno 2] No such file or directory: 'npm'"
     assert next_plan(log, "build", paths=("PKG-INFO",))[0] == "own_wheel"
@@ -390,6 +400,11 @@ def test_a_server_that_tests_miss_runs_beside_them() -> None:
     spec = plan.spec(Source(kind="sdist", name="demo", version="1.2"), FACTS)
     assert [each.ready for each in spec.services] == [6379] and spec.system_packages == ["redis-server"]
     assert list(repaired(Failure(replace(trial, plan=plan), FACTS, SourceTree()))) == []
+
+
+def test_who_leaves_the_choice_of_qt_to_others_gets_one() -> None:
+    name, plan = next_plan("E   qtpy.QtBindingsNotFoundError: No Qt bindings could be found", "collect")
+    assert (name, plan.requirements[-1], plan.variables) == ("qt_binding", "PyQt5", {"QT_QPA_PLATFORM": "offscreen"})
 
 
 def test_tests_that_draw_get_a_screen() -> None:
