@@ -16,6 +16,8 @@ _FIXED_BYTES = 62
 """Of an entry, before its path: ten numbers, a SHA-1, flags (gitformat-index(5))."""
 _MORE_FLAGS = 0x4000
 _STAGE = 0x3000
+_LARGEST = 256 << 20
+"""Bytes: three million files. A larger one, which may be a hole, is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,16 @@ class IndexEntry:
     sha1: bytes
     """Of its blob."""
 
+    @property
+    def name(self) -> str:
+        """Its path for people, on one line."""
+        return repr(os.fsdecode(self.path))
+
 
 def read_index(path: Path) -> list[IndexEntry] | None:
     """All entries in their order; None if the index is of a form that this does not know, or a merge is under way."""
     with _open(path, os.O_RDONLY) as file:
-        data = bytearray(file.read())
+        data = _read(file)
     entries = []
     for place, start, stop in _places(data) or []:
         mode = struct.unpack_from(">24xI", data, place)[0]
@@ -50,7 +57,7 @@ def settle_index(path: Path) -> None:
     An index of a form that this does not know (version 4, SHA-256, without a checksum) stays as it is.
     """
     with _open(path, os.O_RDWR) as file:
-        data = bytearray(file.read())
+        data = _read(file)
         places = _places(data)
         if places is None:
             return
@@ -66,6 +73,10 @@ def settle_index(path: Path) -> None:
 def _open(path: Path, flags: int) -> IO[bytes]:
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     return open(fd, "rb" if flags == os.O_RDONLY else "r+b")  # noqa: PTH123
+
+
+def _read(file: IO[bytes]) -> bytearray:
+    return bytearray(file.read() if os.fstat(file.fileno()).st_size <= _LARGEST else b"")
 
 
 def _places(data: bytearray) -> list[tuple[int, int, int]] | None:

@@ -8,62 +8,65 @@ configuration. In the archive of a repository the pack would be the larger half,
 
 import errno
 import hashlib
+import io
 import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import batched
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import IO
 
+from minisandbox_ray.environments.cache import replacing
 from minisandbox_ray.environments.git_index import IndexEntry, read_index
-from minisandbox_ray.environments.tar import FIXED_TIME
+from minisandbox_ray.environments.tar import CHUNK, FIXED_TIME
 from minisandbox_ray.sandbox.starter import syscalls
 
+_NAME, _EMAIL, _DATE = "sandbox", "sandbox@localhost", f"{FIXED_TIME} +0000"
 IDENTITY = {
     f"GIT_{role}_{what}": value
     for role in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "sandbox"), ("EMAIL", "sandbox@localhost"), ("DATE", f"{FIXED_TIME} +0000"))
+    for what, value in (("NAME", _NAME), ("EMAIL", _EMAIL), ("DATE", _DATE))
 }
 """Author, committer and date of the one commit: equal trees get equal commit ids."""
 MESSAGE = "Initial commit"
 LEVEL = 1
 """zlib's: 8.0 MB in 0.38 s of processor time for SymPy, where level 6 takes 6.7 MB and 2.8 s, for each unpack."""
-LARGEST = 64 << 20
-"""Bytes of a file. Four of them are in memory at a time; a repository with larger ones keeps its pack."""
-_WHO = "".join(
-    "{role} {NAME} <{EMAIL}> {DATE}\n".format(
-        role=role, **{what: IDENTITY[f"GIT_{role.upper()}_{what}"] for what in ("NAME", "EMAIL", "DATE")}
-    )
-    for role in ("author", "committer")
-)
-_THREADS = 4
-_BATCH = 256
+LARGEST = 1 << 30
+"""Bytes of a file, its holes included: a repository with a larger one keeps its pack."""
+_LARGEST_OF_GIT = 64 << 20
+"""Bytes of a file of git's that is read whole: the index of a pack of two million objects."""
 _KINDS = {"commit": 1, "tree": 2, "blob": 3}
+_LINK, _SUBMODULE = 0o120000, 0o160000
 _BELOW = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS
-_HEADER = struct.Struct(">4sII")
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG}
+_INDEX_2 = b"\xfftOc\0\0\0\2"
+_FAR = 1 << 31
+"""From here on a pack's index keeps places in a table of their own."""
 
 
 class ForeignObjectsError(ValueError):
-    """A repository holds something else than the one commit of its files; says what."""
+    """A repository holds something else than the one commit of its files; says what, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
     kind: str
-    name: bytes
-    """SHA-1."""
-    content: bytes | None
-    """None for a blob: its file is read when it is packed."""
-    entry: IndexEntry | None = None
+    sha1: bytes
+    content: bytes | IndexEntry
+    """Of a blob the file that holds it: it is read when it is packed."""
 
 
-@dataclass(slots=True)
-class _Folder:
-    folders: dict[bytes, "_Folder"] = field(default_factory=dict)
-    entries: dict[bytes, IndexEntry] = field(default_factory=dict)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Of a pack's index."""
+
+    sha1: bytes
+    crc: int
+    place: int
+    """Bytes from the pack's start."""
 
 
 def pack_paths(testbed: Path) -> list[Path]:
@@ -72,15 +75,17 @@ def pack_paths(testbed: Path) -> list[Path]:
 
 
 def replace_pack(testbed: Path) -> list[Path]:
-    """Put what `make_pack` would write in place of what git packed, and say where it lies.
+    """Put what `make_pack` would write in place of what git packed, and say where it lies: the index and the pack.
 
-    Nothing is done where git's pack holds anything else, more or less. Raises OSError (ENOSPC).
+    Nothing is done where git's pack holds anything else, more or less. Raises StoreFullError.
     """
     try:
         objects = _objects(testbed)
         before = pack_paths(testbed)
         indexes = [path for path in before if path.suffix == ".idx"]
-        if len(indexes) != 1 or _listed(indexes[0]) != sorted(each.name for each in objects):
+        if len(indexes) != 1 or not all(stat.S_ISREG(path.lstat().st_mode) for path in before):
+            return []
+        if _listed(indexes[0]) != sorted(each.sha1 for each in objects):
             return []
         made = _write(testbed, objects)
     except ForeignObjectsError:
@@ -92,20 +97,45 @@ def replace_pack(testbed: Path) -> list[Path]:
 
 
 def make_pack(testbed: Path) -> list[Path]:
-    """Write the pack and its index; returns their paths. Raises ForeignObjectsError, OSError (ENOSPC)."""
-    return _write(testbed, _objects(testbed))
+    """Write the pack of a repository that has none; returns the paths of its index and of itself.
+
+    Raises ForeignObjectsError, StoreFullError.
+    """
+    objects = _objects(testbed)
+    if pack_paths(testbed):
+        raise ForeignObjectsError("there is a pack in it")
+    return _write(testbed, objects)
 
 
 def check_pack(testbed: Path) -> str:
-    """What is wrong with a pack and its index by their own checksums; "" if nothing is."""
-    paths = pack_paths(testbed)
-    if [path.suffix for path in paths] != [".idx", ".pack"]:
+    """What is wrong with what `make_pack` wrote, as names and checksums tell; "" if nothing is."""
+    try:
+        index, pack = _paths(testbed, _objects(testbed))
+    except ForeignObjectsError as error:
+        return str(error)
+    if pack_paths(testbed) != [index, pack]:
         return "git's pack or its index is not there, or others are"
-    index, pack = (path.read_bytes() for path in paths)
-    for path, data in zip(paths, (index, pack), strict=True):
-        if hashlib.sha1(memoryview(data)[:-20]).digest() != data[-20:]:
+    for path in (index, pack):
+        if not _is_whole(path):
             return f"{path.relative_to(testbed)} is damaged"
-    return "" if index[-40:-20] == pack[-20:] else f"{paths[0].relative_to(testbed)} is another pack's"
+    return "" if _tail(index, 40)[:20] == _tail(pack, 20) else f"{index.relative_to(testbed)} is another pack's"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a pack or its index ends with its checksum."""
+    total = hashlib.sha1()
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size - 20
+        while left > 0 and (data := file.read(min(left, CHUNK))):
+            left -= len(data)
+            total.update(data)
+        return file.read() == total.digest()
+
+
+def _tail(path: Path, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-length, os.SEEK_END)
+        return file.read()
 
 
 def _objects(testbed: Path) -> list[_Object]:
@@ -122,134 +152,160 @@ def _objects(testbed: Path) -> list[_Object]:
         raise ForeignObjectsError(f"{error.filename}: {error.strerror}") from error
     if entries is None:
         raise ForeignObjectsError("its index is of another form")
-    top = _Folder()
-    for entry in entries:
-        folder = top
-        *above, name = entry.path.split(b"/")
-        for each in above:
-            folder = folder.folders.setdefault(each, _Folder())
-        folder.entries[name] = entry
-    trees: list[_Object] = []
-    tree = _tree(top, trees)
-    content = f"tree {tree.hex()}\n{_WHO}\n{MESSAGE}\n".encode()
-    commit = _Object("commit", _name("commit", content), content)
-    if head != commit.name.hex().encode():
+    trees = _trees(entries)
+    who = f"{_NAME} <{_EMAIL}> {_DATE}"
+    text = f"tree {trees[0].sha1.hex()}\nauthor {who}\ncommitter {who}\n\n{MESSAGE}\n"
+    commit = _made("commit", text.encode())
+    if head != commit.sha1.hex().encode():
         raise ForeignObjectsError("its commit is another than that of its index")
-    files = [each for each in entries if each.mode != 0o160000]  # a submodule's commit is no object of ours
+    # A submodule's commit is no object of this repository.
+    blobs = [_Object("blob", each.sha1, each) for each in entries if each.mode != _SUBMODULE]
     unique: dict[bytes, _Object] = {}
-    for made in [commit, *trees, *(_Object("blob", file.sha1, None, file) for file in files)]:
-        unique.setdefault(made.name, made)
+    for each in (commit, *trees, *blobs):
+        unique.setdefault(each.sha1, each)
     return list(unique.values())
 
 
-def _tree(folder: _Folder, trees: list[_Object]) -> bytes:
-    """Add the objects of a directory and of those below it, itself first; returns its name."""
-    place = len(trees)
-    rows = [(name, b"%o" % entry.mode, entry.sha1) for name, entry in folder.entries.items()]
-    rows += [(name + b"/", b"40000", _tree(each, trees)) for name, each in folder.folders.items()]
-    content = b"".join(mode + b" " + name.rstrip(b"/") + b"\0" + sha1 for name, mode, sha1 in sorted(rows))
-    name = _name("tree", content)
-    trees.insert(place, _Object("tree", name, content))
-    return name
+def _trees(entries: Sequence[IndexEntry]) -> list[_Object]:
+    """What an index says of directories, each before those below it."""
+    # Of each directory: what its entries are sorted by (a slash ends the name of a directory), their mode and SHA-1.
+    rows: dict[bytes, list[tuple[bytes, bytes, bytes]]] = {b"": []}
+    for entry in entries:
+        folder, _, name = entry.path.rpartition(b"/")
+        rows.setdefault(folder, []).append((name, b"%o" % entry.mode, entry.sha1))
+        while folder := folder.rpartition(b"/")[0]:
+            if folder in rows:
+                break
+            rows[folder] = []
+    trees = []
+    for folder in sorted(rows, reverse=True):
+        lines = (mode + b" " + name.rstrip(b"/") + b"\0" + sha1 for name, mode, sha1 in sorted(rows[folder]))
+        tree = _made("tree", b"".join(lines))
+        trees.append(tree)
+        if folder:
+            above, _, name = folder.rpartition(b"/")
+            rows[above].append((name + b"/", b"40000", tree.sha1))
+    return trees[::-1]
 
 
-def _name(kind: str, content: bytes) -> bytes:
-    return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content).digest()
+def _made(kind: str, content: bytes) -> _Object:
+    return _Object(kind, hashlib.sha1(_title(kind, len(content)) + content).digest(), content)
+
+
+def _title(kind: str, size: int) -> bytes:
+    """What git puts before an object's content where it hashes it."""
+    return f"{kind} {size}\0".encode()
+
+
+def _paths(testbed: Path, objects: list[_Object]) -> tuple[Path, Path]:
+    """Of the index and of the pack. Their name tells nothing to git; this one does not depend on zlib's version."""
+    stem = f"pack-{hashlib.sha1(b''.join(sorted(each.sha1 for each in objects))).hexdigest()}"
+    folder = testbed / ".git/objects/pack"
+    return folder / f"{stem}.idx", folder / f"{stem}.pack"
 
 
 def _write(testbed: Path, objects: list[_Object]) -> list[Path]:
-    """Returns the paths of pack and index."""
-    names = sorted(each.name for each in objects)
-    folder = testbed / ".git/objects/pack"
-    # Its name tells nothing to git; this one does not depend on zlib's version.
-    stem = f"pack-{hashlib.sha1(b''.join(names)).hexdigest()}"
-    pack, index = folder / f"{stem}.pack", folder / f"{stem}.idx"
-    for path in (pack, index):
-        path.unlink(missing_ok=True)
-    total = hashlib.sha1()
-    places: dict[bytes, tuple[int, int]] = {}
-    with pack.open("xb") as file:
-        for each, data in _packed(testbed, objects):
-            places[each] = (file.tell() if each else 0, zlib.crc32(data))
-            file.write(data)
-            total.update(data)
-        file.write(total.digest())
-    places.pop(b"")
-    index.write_bytes(_index(names, places, total.digest()))
-    for path in (pack, index):
-        path.chmod(0o644)
-        os.utime(path, (FIXED_TIME, FIXED_TIME))
-    os.utime(folder, (FIXED_TIME, FIXED_TIME))
-    return [pack, index]
+    paths = _paths(testbed, objects)
+    with replacing(paths[0]) as index, replacing(paths[1]) as pack:
+        with pack.open("xb") as file:
+            rows, checksum = _write_pack(file, testbed, objects)
+        index.write_bytes(_index(rows, checksum))
+        for path in (index, pack):
+            path.chmod(0o644)
+            os.utime(path, (FIXED_TIME, FIXED_TIME))
+    os.utime(paths[0].parent, (FIXED_TIME, FIXED_TIME))
+    return list(paths)
 
 
-def _packed(testbed: Path, objects: list[_Object]) -> Iterator[tuple[bytes, bytes]]:
-    """(name, what stands in the pack) of each object; the pack's own header has no name."""
-    yield b"", _HEADER.pack(b"PACK", 2, len(objects))
+def _write_pack(file: IO[bytes], testbed: Path, objects: list[_Object]) -> tuple[list[_Row], bytes]:
+    """Returns what its index says and its checksum. Of no file are more than `CHUNK` bytes in memory."""
+    rows: list[_Row] = []
+    total, place, crc = hashlib.sha1(), 0, 0
+
+    def put(data: bytes) -> None:
+        nonlocal place, crc
+        file.write(data)
+        total.update(data)
+        crc = zlib.crc32(data, crc)
+        place += len(data)
+
+    put(struct.pack(">4sII", b"PACK", 2, len(objects)))
     root = os.open(testbed, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads:
-            for batch in batched(objects, _BATCH):
-                packed = threads.map(lambda each: _pack_one(root, each), batch)
-                yield from zip((each.name for each in batch), packed, strict=True)
+        for each in objects:
+            start, crc = place, 0
+            size, content = _content(root, each.content)
+            put(_header(each.kind, size))
+            seen, packer = hashlib.sha1(_title(each.kind, size)), zlib.compressobj(LEVEL)
+            with content:
+                left = size
+                while left and (piece := content.read(min(left, CHUNK))):
+                    left -= len(piece)
+                    seen.update(piece)
+                    put(packer.compress(piece))
+            put(packer.flush())
+            if isinstance(each.content, IndexEntry) and seen.digest() != each.sha1:
+                raise _changed(each.content)
+            rows.append(_Row(each.sha1, crc, start))
     finally:
         os.close(root)
+    checksum = total.digest()
+    file.write(checksum)
+    return sorted(rows, key=lambda row: row.sha1), checksum
 
 
-def _pack_one(root: int, each: _Object) -> bytes:
-    content = each.content
-    if content is None:
-        assert each.entry is not None
-        content = _read(root, each.entry)
-        if _name("blob", content) != each.name:
-            raise ForeignObjectsError(f"{os.fsdecode(each.entry.path)} is not what its commit says")
-    size = len(content)
-    header = bytearray([_KINDS[each.kind] << 4 | size & 15])
+def _header(kind: str, size: int) -> bytes:
+    """Of an object in a pack: its kind and four bits of its size, then seven bits each, the lowest first."""
+    header = [_KINDS[kind] << 4 | size & 15]
     size >>= 4
     while size:
         header[-1] |= 0x80
         header.append(size & 0x7F)
         size >>= 7
-    return bytes(header) + zlib.compress(content, LEVEL)
+    return bytes(header)
 
 
-def _read(root: int, entry: IndexEntry) -> bytes:
-    """A tracked file or link, without following another link on the way."""
-    path = os.fsdecode(entry.path)
+def _content(root: int, content: bytes | IndexEntry) -> tuple[int, IO[bytes]]:
+    """Size and content of an object. Of a tracked file or link no other link is followed on the way."""
+    if isinstance(content, bytes):
+        return len(content), io.BytesIO(content)
     try:
-        place = syscalls.openat2(root, entry.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, resolve=_BELOW)
+        place = syscalls.openat2(root, content.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, resolve=_BELOW)
     except OSError as error:
-        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        if error.errno not in _NOT_THERE:
             raise
-        raise ForeignObjectsError(f"{path} is not there") from error
+        raise ForeignObjectsError(f"{content.name} is not there") from error
     try:
         info = os.fstat(place)
-        if stat.S_ISLNK(info.st_mode) and entry.mode == 0o120000:
-            return os.readlink(b"", dir_fd=place)
-        if not stat.S_ISREG(info.st_mode) or entry.mode == 0o120000:
-            raise ForeignObjectsError(f"{path} is not what its commit says")
+        if stat.S_ISLNK(info.st_mode) and content.mode == _LINK:
+            target = os.readlink(b"", dir_fd=place)
+            return len(target), io.BytesIO(target)
+        if not stat.S_ISREG(info.st_mode) or content.mode == _LINK:
+            raise _changed(content)
         if info.st_size > LARGEST:
-            raise ForeignObjectsError(f"{path} has more than {LARGEST >> 20} MiB")
-        with open(f"/proc/self/fd/{place}", "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read(info.st_size)
+            raise ForeignObjectsError(f"{content.name} has more than {LARGEST >> 20} MiB")
+        return info.st_size, open(f"/proc/self/fd/{place}", "rb", buffering=0)  # noqa: PTH123
     finally:
         os.close(place)
 
 
-def _index(names: list[bytes], places: dict[bytes, tuple[int, int]], pack: bytes) -> bytes:
-    """A pack's index, version 2."""
+def _changed(entry: IndexEntry) -> ForeignObjectsError:
+    return ForeignObjectsError(f"{entry.name} is not what its commit says")
+
+
+def _index(rows: list[_Row], pack: bytes) -> bytes:
+    """A pack's index, version 2, with the pack's checksum."""
     counts = [0] * 256
-    for name in names:
-        counts[name[0]] += 1
-    parts = [b"\xfftOc", struct.pack(">I", 2)]
-    parts.append(struct.pack(">256I", *(sum(counts[: each + 1]) for each in range(256))))
-    parts += names
-    parts += [struct.pack(">I", places[name][1]) for name in names]
-    far = [places[name][0] for name in names if places[name][0] >= 1 << 31]
-    near = iter(range(len(far)))
-    offsets = (places[name][0] for name in names)
-    parts += [struct.pack(">I", offset if offset < 1 << 31 else 1 << 31 | next(near)) for offset in offsets]
-    parts += [struct.pack(">Q", offset) for offset in far]
+    for row in rows:
+        counts[row.sha1[0]] += 1
+    far = [row.place for row in rows if row.place >= _FAR]
+    numbers = iter(range(len(far)))
+    places = [row.place if row.place < _FAR else _FAR | next(numbers) for row in rows]
+    parts = [_INDEX_2, struct.pack(">256I", *accumulate(counts))]
+    parts += [row.sha1 for row in rows]
+    parts += [struct.pack(">I", row.crc) for row in rows]
+    parts += [struct.pack(">I", place) for place in places]
+    parts += [struct.pack(">Q", place) for place in far]
     data = b"".join(parts) + pack
     return data + hashlib.sha1(data).digest()
 
@@ -257,17 +313,18 @@ def _index(names: list[bytes], places: dict[bytes, tuple[int, int]], pack: bytes
 def _listed(index: Path) -> list[bytes]:
     """Names of a pack's objects by its index, sorted."""
     data = _small_file(index)
-    if data[:8] != b"\xfftOc\0\0\0\2" or len(data) < 8 + 1024:
+    names = len(_INDEX_2) + 256 * 4
+    if not data.startswith(_INDEX_2) or len(data) < names:
         raise ForeignObjectsError("its pack's index is of another form")
-    (count,) = struct.unpack_from(">I", data, 8 + 255 * 4)
-    names = data[8 + 1024 : 8 + 1024 + 20 * count]
-    return sorted(names[place : place + 20] for place in range(0, len(names), 20))
+    (count,) = struct.unpack_from(">I", data, names - 4)
+    return sorted(data[place : place + 20] for place in range(names, min(names + 20 * count, len(data)), 20))
 
 
 def _small_file(path: Path) -> bytes:
     """A file of git's. Raises ForeignObjectsError for a link or what is no file, OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ForeignObjectsError(f"{path} is no file")
-        return file.read(LARGEST)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _LARGEST_OF_GIT:
+            raise ForeignObjectsError(f"{path} is no file of git's")
+        return file.read()

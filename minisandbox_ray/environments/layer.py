@@ -25,7 +25,7 @@ commit=$({GIT} commit-tree "$({GIT} write-tree)" -m '{MESSAGE}')
 rm -rf .git/logs .git/ORIG_HEAD .git/COMMIT_EDITMSG .git/FETCH_HEAD .git/refs/tags .git/packed-refs
 rm -rf .git/refs/heads .git/refs/remotes && mkdir -p .git/refs/heads .git/refs/tags
 echo "$commit" > .git/refs/heads/main
-{GIT} repack -a -d -q
+{GIT} repack -a -d -q -n
 {GIT} prune --expire=now
 {GIT} update-index -q --refresh || true
 loose=$(find .git/objects -type f -path '.git/objects/??/*' | wc -l)
