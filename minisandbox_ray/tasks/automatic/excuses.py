@@ -70,6 +70,9 @@ class Excuses:
         for named in re.findall(r"No such file or directory:? ?[\"']([^\"'\n]+)[\"']", failure):
             if path := self._lacking_file(named):
                 return f"{NOT_SHIPPED}{path}"
+        for template in re.findall(r"Template(?:NotFound|DoesNotExist): ([\w./-]+\.\w+)$", failure, re.MULTILINE):
+            if not any(each == template or each.endswith(f"/{template}") for each in self._tree.paths):
+                return f"{NOT_SHIPPED}the template {template}"
         for fixture in re.findall(r"fixture '(\w+)' not found", failure):
             if fixture not in FIXTURES and not self._defines(fixture):
                 return f"{NOT_SHIPPED}the fixture {fixture}"

@@ -34,6 +34,7 @@ TREE = SourceTree(
         ),
         ("No such file or directory: '/testbed/scripts/make.py'", f"{NOT_SHIPPED}scripts/make.py"),
         ("No such file or directory: 'tests/data/c.json'", f"{NOT_SHIPPED}tests/data/c.json"),
+        ("jinja2.exceptions.TemplateNotFound: inner/lost.html", f"{NOT_SHIPPED}the template inner/lost.html"),
         ("fixture 'server' not found", f"{NOT_SHIPPED}the fixture server"),
     ],
 )
@@ -55,6 +56,7 @@ def test_what_no_environment_has(failure: str, reason: str) -> None:
         "No such file or directory: 'data/b.json'",  # it is there, below tests
         "No such file or directory: '/tmp/pytest-1/out/c.txt'",
         "No such file or directory: 'uv'",
+        "jinja2.exceptions.TemplateNotFound: data/b.json",
         "fixture 'own' not found",
         "fixture 'mocker' not found",
     ],
