@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from minisandbox_ray.environments.git_objects import ForeignObjectsError, check_
 from minisandbox_ray.environments.history import check_history
 from minisandbox_ray.environments.layer import ONE_COMMIT
 from minisandbox_ray.environments.verify import verify
-from minisandbox_ray.errors import DamagedArchiveError
+from minisandbox_ray.errors import DamagedArchiveError, StoreFullError
 from minisandbox_ray.sandbox import Sandbox
 
+from .conftest import filled, on_small_disk
 from .test_history import BLOB, START, shell
 
 FILES = {
@@ -149,6 +151,18 @@ def test_memory_does_not_grow_with_files(testbed: Path) -> None:
     finally:
         tracemalloc.stop()
     assert git(testbed, "fsck", "--full", "--strict") == ""
+
+
+def _on_a_full_disk(disk: Path, testbed: Path) -> None:
+    copy = shutil.copytree(testbed, disk / "testbed", symlinks=True)
+    with filled(disk, leave=20_000), pytest.raises(StoreFullError, match=r"^cannot write .*: free some space there"):
+        replace_pack(copy)
+    assert packed(copy) == packed(testbed)
+    assert replace_pack(copy)
+
+
+def test_a_full_disk_leaves_gits_pack(testbed: Path, tmp_path: Path) -> None:
+    on_small_disk(partial(_on_a_full_disk, testbed=testbed), tmp_path, 8)
 
 
 def test_directories_may_be_deeper_than_python_recurses(tmp_path: Path) -> None:
