@@ -50,6 +50,9 @@ _FAR = 1 << 31
 class ForeignObjectsError(ValueError):
     """A repository holds something else than the one commit of its files; says what, in one line."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(f"its repository holds something else than its files: {what}")
+
 
 @dataclass(frozen=True, slots=True)
 class _Object:
