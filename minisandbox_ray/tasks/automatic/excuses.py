@@ -15,7 +15,8 @@ OUTSIDE = re.compile(
     r"|Name or service not known|Temporary failure in name resolution|gaierror|nodename nor servname|ProxyError"
     r"|Cannot connect to host|No route to host|URLError|offline mode|couldn't connect to|Could not resolve host"
     r"|(can't|could not|cannot|unable to|failed to) (create a |establish a (new )?)?connect(ion)? (to|with)\b"
-    r"|ServerSelectionTimeout|NoBrokersAvailable|OperationalError|LocalEntryNotFoundError|Address not available"
+    r"|ServerSelectionTimeout|MasterNotFoundError|NoBrokersAvailable|OperationalError|LocalEntryNotFoundError"
+    r"|Address not available"
     r"|DefaultCredentialsError|NoCredentialsError|(API|access|secret)[_ ]?key|credentials?\b|DBUS_SESSION_BUS_ADDRESS"
     r"|No such file or directory: '(docker|redis-server|java|node|npm|psql|mysql|mongod|dbus-daemon)'",
     re.IGNORECASE,

@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from packaging.utils import canonicalize_name
@@ -898,9 +898,25 @@ REPAIRS: tuple[Repair, ...] = (
 """In the order in which they are asked: the surest first."""
 
 
+ADDING: tuple[Repair, ...] = (
+    missing_program,
+    missed_server,
+    missing_init,
+    missing_module,
+    missing_fixture,
+    missing_library,
+    unknown_mark,
+    unset_variable,
+    git_identity,
+)
+"""Those that only add something. An attempt may take minutes: what one log shows to be missing is added at once."""
+
+
 def repaired(failure: Failure) -> Iterator[tuple[str, Plan]]:
     """The plans that repairs propose, with the repair's name."""
     for repair in REPAIRS:
         plan = repair(failure)
         if plan is not None:
+            for other in ADDING if repair in ADDING else ():
+                plan = other(replace(failure, trial=replace(failure.trial, plan=plan))) or plan
             yield repair.__name__, plan
