@@ -1,5 +1,6 @@
 """Git's pack, made of the files of repositories that are made as builds make them."""
 
+import hashlib
 import os
 import shutil
 import stat
@@ -151,6 +152,23 @@ def test_memory_does_not_grow_with_files(testbed: Path) -> None:
     finally:
         tracemalloc.stop()
     assert git(testbed, "fsck", "--full", "--strict") == ""
+
+
+def test_a_pack_that_no_index_lists_goes(testbed: Path) -> None:
+    """Whatever it may hold."""
+    shell(testbed, "cd .git/objects/pack; cp *.pack pack-0.pack")
+    made = replace_pack(testbed)
+    assert made and set(packed(testbed)) == {path.name for path in made}
+    check_history(testbed)
+
+
+def test_another_pack_under_its_name_is_found(testbed: Path) -> None:
+    index, pack_file = replace_pack(testbed)
+    data = pack_file.read_bytes()[:-30]
+    pack_file.write_bytes(data + hashlib.sha1(data).digest())
+    assert check_pack(testbed) == f"{index.relative_to(testbed)} is another pack's"
+    index.rename(index.with_name("pack-0.idx"))
+    assert "or others are" in check_pack(testbed)
 
 
 def _on_a_full_disk(disk: Path, testbed: Path) -> None:
