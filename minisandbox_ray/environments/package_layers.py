@@ -36,17 +36,17 @@ LARGE = range(16 << 20, 256 << 20)
 """Bytes, plain, of layers that are worth `LARGE_LEVEL`. They are three quarters of what ten environments share; smaller
 ones would only hold up the first build of a small environment, and larger ones (CUDA's libraries) any."""
 LARGE_LEVEL = 19
-"""With that and the window, 7 to 10 % smaller than with level 10, for some 0.5 s of processor time per MiB. Four
-environments (Flask, Django, Sphinx, SymPy) with layers take 0.84 of what one archive each takes. Over seven, with level
-10 all over, sharing alone gives 0.93: they have numpy, scipy and pandas in many versions, of which most files are the
-same. A layer for each file of 1 MiB and more would save another 5 %, each file kept once 18 %.
-"""
+"""With that and the window, 7 to 10 % smaller than with level 10, for some 0.5 s of processor time per MiB."""
 LARGE_WINDOW = 25
 """Log2 of the bytes that a match may be away, which each unpack needs as memory."""
 SMALLEST = 256 << 10
 """Bytes of files that are worth a layer."""
-ALONE = 1 << 20
-"""Bytes of a file that gets a layer of its own, and `LARGE_LEVEL` up to the size that `LARGE` ends with."""
+ALONE = 4 << 20
+"""Bytes of a file that gets a layer of its own, and `LARGE_LEVEL` up to the size that `LARGE` ends with. Of 889 MB that
+five environments (Flask, Django, Sphinx, SymPy, xarray) have in layers, 810 are different without this and 775 with it,
+770 if files of 1 MiB were alone as well, which are compressed less well alone. Each file kept once would be less still:
+numpy, scipy and pandas come in many versions, of which most files are the same.
+"""
 GRACE_SECONDS = 3600.0
 """A layer that nobody wrote or used for so long belongs to no build and no transfer that is under way."""
 _MOST_THREADS = 4
