@@ -729,6 +729,17 @@ def django_settings(failure: Failure) -> Plan | None:
     return plan if plan != failure.plan else None
 
 
+def settled_twice(failure: Failure) -> Plan | None:
+    """Tests that configure Django on their own, where it was told its settings before them."""
+    if failure.in_build or "Settings already configured" not in failure.log:
+        return None
+    plan = failure.plan.without_requirement("pytest-django", "") or failure.plan
+    variables = {name: value for name, value in plan.variables.items() if name != "DJANGO_SETTINGS_MODULE"}
+    if plan == failure.plan and variables == plan.variables:
+        return None
+    return failure.plan.changed("Django is left to the tests", requirements=plan.requirements, variables=variables)
+
+
 AGED = (
     (r"numpy.*has no attribute '(float|int|bool|object|str|complex)'|np\.(float|int|bool|object)\b", "numpy<1.24"),
     (r"compiled using NumPy 1\.x|numpy\.core\.multiarray failed|np\.\w+_` was removed in the NumPy 2", "numpy<2"),
@@ -872,6 +883,7 @@ REPAIRS: tuple[Repair, ...] = (
     missing_library,
     look_alike,
     editable_loader,
+    settled_twice,
     django_settings,
     nose_fixtures,
     old_pytest,
@@ -917,6 +929,6 @@ def repaired(failure: Failure) -> Iterator[tuple[str, Plan]]:
     for repair in REPAIRS:
         plan = repair(failure)
         if plan is not None:
-            for other in ADDING if repair in ADDING else ():
+            for other in [each for each in ADDING if repair in ADDING and each is not repair]:
                 plan = other(replace(failure, trial=replace(failure.trial, plan=plan))) or plan
             yield repair.__name__, plan

@@ -302,6 +302,8 @@ def test_a_helper_beside_the_tests_is_found_before_the_index_is_asked() -> None:
     log = "E   ModuleNotFoundError: No module named 'helpers'"
     name, plan = next_plan(log, "collect", paths=("tests/lib/helpers/__init__.py", "tests/test_a.py"))
     assert (name, plan.paths, plan.requirements) == ("missing_module", ["tests/lib"], PLAN.requirements)
+    _, plan = next_plan(log.replace("helpers", "example"), "collect", paths=("tests/lib/example/__init__.py",))
+    assert plan.learned == ["tests/lib on the path"], "and no project of that name"
 
 
 def test_a_module_of_the_package_does_not_hide_a_project() -> None:
@@ -331,6 +333,15 @@ def test_a_django_app_without_settings_gets_some() -> None:
     settings: dict[str, object] = {}
     exec(written, settings)
     assert settings["INSTALLED_APPS"][-1] == "waffle" and settings["ROOT_URLCONF"] == "waffle.tests.urls"  # type: ignore[index]
+
+
+def test_tests_that_configure_django_are_not_told_its_settings() -> None:
+    plan = PLAN.changed(
+        "", requirements=["pytest", "pytest-django"], variables={"DJANGO_SETTINGS_MODULE": "a.settings"}
+    )
+    name, plan = next_plan("E   RuntimeError: Settings already configured.", "collect", plan)
+    assert (name, plan.requirements, plan.variables) == ("settled_twice", ["pytest"], {})
+    assert next_plan("E   RuntimeError: Settings already configured.", "collect", plan)[0] == ""
 
 
 def test_what_a_script_configures_becomes_django_s_settings() -> None:
