@@ -186,16 +186,18 @@ class Packed:
     layers: list[PackageLayer]
 
 
-def pack(tree: Path, archives: Path, digest: str, python: str = "", without: Collection[Path] = ()) -> Packed:
+def pack(
+    tree: Path, archives: Path, digest: str, python: str = "", without: Collection[Path] = (), quick: bool = False
+) -> Packed:
     """Write the archive of a directory. `tree` should be `normalise`d before; its files `without` are left out.
 
     With `python`, the version on which its venv runs, packages that others may have go to layers of their own; that is
-    done while `holding` them, until the manifest is written. Raises ConfigError where `archives` can't be written,
-    StoreFullError where its disk is full.
+    done while `holding` them, until the manifest is written. `quick` takes less time and more room. Raises ConfigError
+    where `archives` can't be written, StoreFullError where its disk is full.
     """
     writable_directory(archives)
     groups = find_groups(tree, python) if python else []
-    layers = pack_layers(tree, archives, python, groups) if groups else []
+    layers = pack_layers(tree, archives, python, groups, quick) if groups else []
     prefix = place_of_layers(python) if groups else ""
     elsewhere = {f"{prefix}/{name}" for names in groups for name in names}
     elsewhere.update(str(path.relative_to(tree)) for path in without)

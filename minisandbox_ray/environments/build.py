@@ -185,14 +185,16 @@ def build_environment(
     log: Log | None = None,
     repo_mirror: Path | None = None,
     output: Log | None = None,
+    quick: bool = False,
 ) -> Manifest:
     """Build an environment into `archives`, and leave it unpacked in `store`; does nothing if the archive exists.
 
     `log` is called with one line per step, `output` with all that a step has printed; `repo_mirror` is a directory of
-    repositories for sources of kind git (see `find_commit`). Concurrent calls for one spec on a node build once. Raises
-    BuildError (with the tail of the failed command's output; also for a commit that can't be had, and if the
-    repository's history holds more than its one commit), ConfigError for a source directory that isn't there and
-    archives that can't be written, StoreFullError where the disk is or gets full.
+    repositories for sources of kind git (see `find_commit`); `quick`, for what may soon be thrown away, packs in less
+    time and into more room. Concurrent calls for one spec on a node build once. Raises BuildError (with the tail of the
+    failed command's output; also for a commit that can't be had, and if the repository's history holds more than its
+    one commit), ConfigError for a source directory that isn't there and archives that can't be written, StoreFullError
+    where the disk is or gets full.
     """
     place = _place(spec, store, repo_mirror, log)
     digest = place.digest
@@ -220,7 +222,7 @@ def build_environment(
         normalise(tree)
         files, size = survey(tree)
         with holding(archives):
-            packed = pack(tree, archives, digest, place.interpreter.version, made)
+            packed = pack(tree, archives, digest, place.interpreter.version, made, quick)
             manifest = Manifest(
                 digest=digest,
                 spec=spec,

@@ -164,16 +164,19 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def pack_layers(tree: Path, archives: Path, python: str, groups: list[list[str]]) -> list[PackageLayer]:
-    """Write the layers of a tree's `groups` that are not there; call it while `holding`.
+def pack_layers(
+    tree: Path, archives: Path, python: str, groups: list[list[str]], quick: bool = False
+) -> list[PackageLayer]:
+    """Write the layers of a tree's `groups` that are not there, none of them by `LARGE_LEVEL` if it is to be `quick`.
 
-    Raises ConfigError where `archives` can't be written, StoreFullError where its disk is full.
+    Call it while `holding`. Raises ConfigError where `archives` can't be written, StoreFullError where its disk is
+    full.
     """
     place, stop = tree / place_of_layers(python), threading.Event()
     writable_directory(archives / "layers")
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
         try:
-            layers = list(threads.map(lambda names: _pack(place, names, archives, stop), groups))
+            layers = list(threads.map(lambda names: _pack(place, names, archives, stop, quick), groups))
         except BaseException:
             stop.set()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -182,7 +185,7 @@ def pack_layers(tree: Path, archives: Path, python: str, groups: list[list[str]]
     return layers
 
 
-def _pack(place: Path, names: list[str], archives: Path, stop: threading.Event) -> PackageLayer:
+def _pack(place: Path, names: list[str], archives: Path, stop: threading.Event, quick: bool) -> PackageLayer:
     total, size = hashlib.sha256(), 0
     for piece in _until(stop, tar_pieces(place, names)):
         total.update(piece)
@@ -193,12 +196,13 @@ def _pack(place: Path, names: list[str], archives: Path, stop: threading.Event) 
         packed = final.stat().st_size
     else:
         with replacing(final) as temporary, closing(tar_pieces(place, names)) as plain:
-            packed = write_packed(_until(stop, plain), temporary, _parameters(size, len(names)))[1]
+            parameters = _parameters(size, alone=len(names) == 1, quick=quick)
+            packed = write_packed(_until(stop, plain), temporary, parameters)[1]
     return layer.model_copy(update={"packed_bytes": packed})
 
 
-def _parameters(size: int, files: int) -> zstandard.ZstdCompressionParameters:
-    if size in LARGE or (files == 1 and ALONE <= size < LARGE.stop):
+def _parameters(size: int, alone: bool, quick: bool) -> zstandard.ZstdCompressionParameters:
+    if not quick and (size in LARGE or (alone and ALONE <= size < LARGE.stop)):
         return zstandard.ZstdCompressionParameters.from_level(LARGE_LEVEL, source_size=size, window_log=LARGE_WINDOW)
     return zstandard.ZstdCompressionParameters.from_level(LEVEL, source_size=size)
 

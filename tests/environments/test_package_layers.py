@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from minisandbox_ray.environments.package_layers import (
     SMALLEST,
     find_groups,
     holding,
+    is_sound,
     layer_path,
     pack_layers,
     place_of_layers,
@@ -143,6 +145,20 @@ def test_modules_go_with_what_was_compiled_of_them_and_apart_from_what_any_pytho
     assert groups(place) == [["one.libs/libx.so.1"], ["one/__init__.py", *more[:2]]]
     (place / "one.libs/libx.so.1").write_bytes(b"small")
     assert groups(place) == [["one.libs/libx.so.1", "one/__init__.py", *more[:2]]]
+
+
+def test_what_is_packed_quickly_is_the_same_layer(shelf: Path) -> None:
+    tree = shelf.parent / "tree"
+    place = tree / place_of_layers("3.12.1") / "site-packages"
+    install(place, "one")
+    words = [f"word{number}" for number in range(5000)]
+    (place / "one/__init__.py").write_text(" ".join(random.Random("text").choices(words, k=ALONE // 6)))
+    normalise(tree)
+    quick, slow = (
+        pack(tree, shelf / name, "a" * 64, "3.12.1", quick=name == "quick").layers[0] for name in ("quick", "slow")
+    )
+    assert quick.sha256 == slow.sha256 and quick.packed_bytes > slow.packed_bytes
+    assert all(is_sound(shelf / name, layer) for name, layer in (("quick", quick), ("slow", slow)))
 
 
 def test_a_large_file_is_shared_by_itself(shelf: Path) -> None:

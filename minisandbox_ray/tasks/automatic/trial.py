@@ -129,7 +129,7 @@ def attempt(
         printed[0] = text[-_LOG:]  # only the failed step's matters
 
     try:
-        manifest = build_environment(plan.spec(source, facts), archives, store, None, repo_mirror, output)
+        manifest = build_environment(plan.spec(source, facts), archives, store, None, repo_mirror, output, quick=True)
         trial.digest = manifest.digest
         with store.use(manifest.digest, archives) as environment:
             _test(trial, environment, facts, Excuses(tree, plan.unavailable), suite_timeout)
