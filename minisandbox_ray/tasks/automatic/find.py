@@ -23,7 +23,9 @@ from minisandbox_ray.tasks.automatic.advisor import AdvisorConfig, advise
 from minisandbox_ray.tasks.automatic.facts import Facts, detect
 from minisandbox_ray.tasks.automatic.index import find_sdist, keep
 from minisandbox_ray.tasks.automatic.plans import Plan, first_plans
-from minisandbox_ray.tasks.automatic.repairs import Failure, culprit, missing_system_package, repaired
+from minisandbox_ray.tasks.automatic.repairs.builds import culprit, missing_system_package
+from minisandbox_ray.tasks.automatic.repairs.failure import Failure
+from minisandbox_ray.tasks.automatic.repairs.known import repaired
 from minisandbox_ray.tasks.automatic.tree import SourceTree, read_export, read_folder, read_sdist
 from minisandbox_ray.tasks.automatic.trial import Trial, attempt
 
