@@ -39,7 +39,7 @@ class IndexEntry:
 
 def read_index(path: Path) -> list[IndexEntry] | None:
     """All entries in their order; None if the index is of a form that this does not know, or a merge is under way."""
-    with _open(path, os.O_RDONLY) as file:
+    with open(unfollowed(path), "rb") as file:
         data = _read(file)
     entries = []
     for place, start, stop in _places(data) or []:
@@ -56,7 +56,7 @@ def settle_index(path: Path) -> None:
 
     An index of a form that this does not know (version 4, SHA-256, without a checksum) stays as it is.
     """
-    with _open(path, os.O_RDWR) as file:
+    with open(unfollowed(path, os.O_RDWR), "r+b") as file:
         data = _read(file)
         places = _places(data)
         if places is None:
@@ -70,9 +70,9 @@ def settle_index(path: Path) -> None:
         file.write(data)
 
 
-def _open(path: Path, flags: int) -> IO[bytes]:
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    return open(fd, "rb" if flags == os.O_RDONLY else "r+b")  # noqa: PTH123
+def unfollowed(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of what others may have put there: no link is followed, no pipe waited for. Raises OSError."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _read(file: IO[bytes]) -> bytearray:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from minisandbox_ray.environments.cache import replacing
-from minisandbox_ray.environments.git_index import IndexEntry, read_index
+from minisandbox_ray.environments.git_index import IndexEntry, read_index, unfollowed
 from minisandbox_ray.environments.tar import CHUNK, FIXED_TIME
 from minisandbox_ray.sandbox.starter import syscalls
 
@@ -325,9 +325,8 @@ def _listed(index: Path) -> list[bytes]:
 
 def _small_file(path: Path) -> bytes:
     """A file of git's. Raises ForeignObjectsError for a link or what is no file, OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:  # noqa: PTH123
-        info = os.fstat(fd)
+    with open(unfollowed(path), "rb") as file:  # noqa: PTH123
+        info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_size > _LARGEST_OF_GIT:
             raise ForeignObjectsError(f"{path} is no file of git's")
         return file.read()

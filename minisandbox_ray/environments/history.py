@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from minisandbox_ray.environments.git_index import unfollowed
 from minisandbox_ray.errors import BuildError
 from minisandbox_ray.sandbox import Bind, Isolation, Limits, Sandbox, SandboxSpec
 
@@ -154,7 +155,7 @@ def _by_object(testbed: Path, commit: str, isolation: Isolation) -> list[str]:
 def _text(path: Path) -> str:
     """A file's text; "" if there is none, a link is in its place, or it is too large to be one of git's small ones."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = unfollowed(path)
     except OSError:
         return ""
     with open(fd, "rb") as file:  # noqa: PTH123

@@ -109,17 +109,16 @@ def missing_init(failure: Failure) -> Plan | None:
         is_lacking = path not in failure.tree.paths and failure.tree.has_folder(path.rpartition("/")[0])
         if is_lacking and name in sys.stdlib_module_names and command not in plan.prepare:
             plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, f"{name} in {path}"]
-    for module in matches(r"No module named '(tests?\.[\w.]+)'", failure.log):
-        # Another package of that name, Python's own "test" or one that a project brought along, hides a folder.
-        folder = module.partition(".")[0]
+    # Another package of that name, Python's own "test" or one that a project brought along, hides a folder.
+    hidden = [
+        module.partition(".")[0]
+        for module in matches(r"No module named '(tests?\.[\w.]+)'", failure.log)
+        if _folder_of(failure.tree, module) == "" or failure.tree.has_folder(module.replace(".", "/"))
+    ]
+    importing = [file.rpartition("/")[0] for file in _of_no_package(failure.log) if file in failure.tree.paths]
+    for folder in filter(None, [*hidden, *importing]):
         path, command = f"{folder}/__init__.py", f"touch {folder}/__init__.py"
-        is_there = _folder_of(failure.tree, module) == "" or failure.tree.has_folder(module.replace(".", "/"))
-        if is_there and path not in failure.tree.paths and command not in plan.prepare:
-            plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, path]
-    for file in _of_no_package(failure.log):
-        folder = file.rpartition("/")[0]
-        path, command = f"{folder}/__init__.py", f"touch {folder}/__init__.py"
-        if folder and file in failure.tree.paths and path not in failure.tree.paths and command not in plan.prepare:
+        if path not in failure.tree.paths and command not in plan.prepare:
             plan, why = plan.model_copy(update={"prepare": [*plan.prepare, command]}), [*why, path]
     return None if failure.in_build or not why else plan.changed(", ".join(why))
 

@@ -207,11 +207,15 @@ def own_wheel(failure: Failure) -> Plan | None:
     said = r"cargo|rustc|Rust compiler|maturin|[Cc][Mm]ake|meson|fatal error:|error: linker"
     said += r"|command '[^']*(gcc|g\+\+|cc|swig|go)' failed"
     said += r"|\b(npm|jlpm|yarn|pnpm)\b.{0,60}not (found|installed)|No such file or directory: '(npm|node|yarn|jlpm)'"
-    if not failure.in_build or not _is_release(failure) or culprit(failure.log):
+    if not failure.in_build or culprit(failure.log):
         return None
     if not failure.facts.has_compiled and not re.search(said, failure.log):
         return None
-    if failure.plan.strategy in {"wheel", "path"}:
+    return _by_its_wheel(failure)
+
+
+def _by_its_wheel(failure: Failure) -> Plan | None:
+    if not _is_release(failure) or failure.plan.strategy in {"wheel", "path"}:
         return None
     return failure.plan.changed("compiled parts of its wheel", strategy="wheel", build_requirements=[])
 
@@ -240,15 +244,11 @@ def failing_requirement(failure: Failure) -> Plan | None:
 
 def lost_parts(failure: Failure) -> Plan | None:
     """Compiled parts that a build leaves out where it lacks a compiler, and goes on: the release's wheel has them."""
-    if failure.in_build or not _is_release(failure) or not failure.facts.has_compiled:
-        return None
-    if failure.plan.strategy in {"wheel", "path"}:
+    if failure.in_build or not failure.facts.has_compiled:
         return None
     names = matches(r"^E\s+.*(?:cannot import name '\w+' from|No module named) '(\w+)", failure.log)
     own = {name for name in names if is_package(failure.tree, name) and not is_below_tests(f"{name}/")}
-    if not own:
-        return None
-    return failure.plan.changed("compiled parts of its wheel", strategy="wheel", build_requirements=[])
+    return _by_its_wheel(failure) if own else None
 
 
 def editable_loader(failure: Failure) -> Plan | None:

@@ -79,6 +79,7 @@ def repaired(failure: Failure) -> Iterator[tuple[str, Plan]]:
     for repair in REPAIRS:
         plan = repair(failure)
         if plan is not None:
-            for other in [each for each in ADDING if repair in ADDING and each is not repair]:
+            others = [each for each in ADDING if each is not repair] if repair in ADDING else []
+            for other in others:
                 plan = other(replace(failure, trial=replace(failure.trial, plan=plan))) or plan
             yield repair.__name__, plan
