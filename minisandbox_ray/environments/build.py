@@ -67,11 +67,12 @@ set -e
 cd /testbed
 find . -mindepth 1 \\( -name .git -o -name __pycache__ \\) -prune -exec rm -rf {{}} +
 {GIT} -c init.defaultBranch=main init -q --template= .
-mkdir -p .git/info
+mkdir -p .git/info .git/hooks
 echo '* -text -ident -filter -working-tree-encoding' > .git/info/attributes
 {GIT} add --all --force .
 """
-"""Files are committed byte for byte, whatever .gitattributes says, and also those that .gitignore names."""
+"""Files are committed byte for byte, whatever .gitattributes says, and also those that .gitignore names. Some projects'
+builds put a hook where git init has a folder for them: it goes with the folder."""
 
 _FINISH = f"""
 set -e

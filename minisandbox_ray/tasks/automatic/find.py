@@ -29,7 +29,7 @@ from minisandbox_ray.tasks.automatic.repairs.known import repaired
 from minisandbox_ray.tasks.automatic.tree import SourceTree, read_export, read_folder, read_sdist
 from minisandbox_ray.tasks.automatic.trial import Trial, attempt
 
-FORMAT = 3
+FORMAT = 4
 """Changes when the same source would be given another environment: part of every cached result's name."""
 WELL = 0.05
 """A share of failing tests that is not worth another attempt."""

@@ -269,6 +269,11 @@ def project_of(module: str) -> str:
     return top.replace("_", "-")
 
 
+def is_namespace(package: str) -> bool:
+    """Whether many projects have a part of this top-level package."""
+    return any(package == name.partition(".")[0] for name in NAMESPACES)
+
+
 def local_modules(tree: SourceTree) -> set[str]:
     """Names that the tree's own modules and packages have, wherever they lie."""
     names: set[str] = set()

@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from minisandbox_ray.tasks.automatic.tree import SourceTree
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
@@ -41,6 +43,27 @@ def test_the_order_is_the_seed_s_and_not_the_file_s(rule: ModuleType, tmp_path: 
 )
 def test_what_ships_tests(rule: ModuleType, path: str, counts: bool) -> None:
     assert rule.has_tests(["demo-1/setup.py", path]) is counts
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("import yaml\nfrom demo.core import run\n\ndef test_a(): ...\n", True),
+        ("from .helpers import x\nfrom tests.helpers import y\n\nclass TestA: ...\n", True),
+        ("print 'of Python 2'\n", True),
+        ("def inner():\n    import nowhere\n\nasync def test_a(): ...\n", True),
+        ("print('a script')\n", False),
+        ("from .lost import x\n\ndef test_a(): ...\n", False),
+        ("from . import lost\n\ndef test_a(): ...\n", False),
+        ("from tests.lost import x\n\ndef test_a(): ...\n", False),
+        ("import win32gui\n\ndef test_a(): ...\n", False),
+        ("import private_tools.x\n\ndef test_a(): ...\n", False),
+    ],
+)
+def test_a_test_file_is_whole_if_all_that_it_imports_is_to_be_had(rule: ModuleType, text: str, whole: bool) -> None:
+    texts = {"tests/test_a.py": text, "tests/helpers.py": "", "tests/__init__.py": "", "demo/__init__.py": ""}
+    tree = SourceTree(frozenset(texts), texts)
+    assert rule.is_whole("tests/test_a.py", tree, {"pyyaml", "demo"}) is whole
 
 
 def test_the_lists_have_each_package_once_with_its_hash() -> None:

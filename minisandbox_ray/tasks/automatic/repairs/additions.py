@@ -27,11 +27,16 @@ from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests
 
 def missing_program(failure: Failure) -> Plan | None:
     """A program that tests or the build call: of a project on the index, or of Debian's."""
-    said = r"No such file or directory: '([\w.+-]+)'|(?:sh|bash): (?:line )?\d*:? ?([\w.+-]+): (?:command )?not found"
+    said = (
+        r"No such file or directory: '(?:/usr(?:/local)?/s?bin/|/s?bin/)?([\w.+-]+)'"
+        r"|(?:sh|bash): (?:line )?\d*:? ?([\w.+-]+): (?:command )?not found"
+        r"|(?:[Ee]xecutable|[Pp]rogram|[Cc]ommand|[Bb]inary):? [`'\"]?([\w.+-]+)[`'\"]?"
+        r" (?:is |was |could )?not (?:be )?(?:found|installed)"
+    )
     plan, why = failure.plan, list[str]()
     names = {name_of(text) for text in (plan.build_requirements if failure.in_build else plan.requirements)}
-    for pair in dict.fromkeys(re.findall(said, failure.log)):
-        program = pair[0] or pair[1]
+    for words in dict.fromkeys(re.findall(said, failure.log)):
+        program = next(filter(None, words))
         project, package = PROGRAMS.get(program, ""), SYSTEM_PROGRAMS.get(program, "")
         if project and name_of(project) not in names:
             names.add(name_of(project))

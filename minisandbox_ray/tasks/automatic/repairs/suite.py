@@ -88,7 +88,7 @@ def on_trio(failure: Failure) -> Plan | None:
 
 def warnings_as_errors(failure: Failure) -> Plan | None:
     """Warnings of today that the configuration of then takes for errors."""
-    if failure.in_build or len(re.findall(r"^E\s+[\w.]*Warning: ", failure.log, re.MULTILINE)) == 0:
+    if failure.in_build or not re.search(r"^(E|INTERNALERROR>)\s+[\w.]*Warning: ", failure.log, re.MULTILINE):
         return None
     return with_options(failure, ["-W", "default"], "warnings are no errors")
 

@@ -65,7 +65,8 @@ def pinned_pytest(failure: Failure) -> Plan | None:
         r"INTERNALERROR|argument: 'type_comment|field \"\w+\" is required for|No module named 'imp'|PytestPluginManager"
     )
     said += r"|_pytest/assertion/rewrite\.py|PluginValidationError|importlib_metadata"
-    if failure.in_build or "pytest does not start" not in failure.trial.cause or not re.search(said, failure.log):
+    is_dead = re.search(r"pytest does not start|no test is collected", failure.trial.cause)
+    if failure.in_build or not is_dead or not re.search(said, failure.log):
         return None
     plan = failure.plan
     bare = [unpinned(text) if name_of(text).startswith("pytest") else text for text in plan.requirements]

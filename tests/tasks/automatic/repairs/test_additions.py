@@ -46,6 +46,12 @@ from .conftest import FACTS, PLAN, next_plan
         ),
         ("sh: 1: dot: not found", "missing_program", {"system_packages": ["graphviz"]}),
         (
+            "No such file or directory: '/usr/bin/Xvfb'\nE  OSError: command xterm not found\n"
+            "E  RuntimeError: Executable `gs` could not be found\nNo such file or directory: '/opt/zsh'",
+            "missing_program",
+            {"system_packages": ["xvfb", "xterm", "ghostscript"]},
+        ),
+        (
             "ImportError: libGL.so.1: cannot open shared object file: No such file",
             "missing_library",
             {"system_packages": ["libgl1"]},

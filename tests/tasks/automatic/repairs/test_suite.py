@@ -33,6 +33,11 @@ from .conftest import FACTS, PLAN, next_plan
             {"options": ["--import-mode=importlib"]},
         ),
         ("E   DeprecationWarning: pkg is deprecated", "warnings_as_errors", {"options": ["-W", "default"]}),
+        (
+            "INTERNALERROR> pytest.PytestDeprecationWarning: The configuration option is unset.",
+            "warnings_as_errors",
+            {"options": ["-W", "default"]},
+        ),
     ],
 )
 def test_the_suite_is_run_otherwise(log: str, repair: str, changes: dict[str, object]) -> None:
