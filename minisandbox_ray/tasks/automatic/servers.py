@@ -18,6 +18,15 @@ class Server:
     service: Service
 
 
+_POSTGRES = """
+PATH=$(echo /usr/lib/postgresql/*/bin):$PATH; data=$(mktemp -d) && chown 65534:65534 "$data" && cd "$data" || exit
+as="setpriv --reuid 65534 --regid 65534 --clear-groups"
+$as initdb -D "$data" -U postgres -A trust -E UTF8 --locale C --no-sync &&
+echo 'create database test' | $as postgres --single -D "$data" postgres &&
+exec $as postgres -D "$data" -h 127.0.0.1 -c unix_socket_directories=/tmp -c fsync=off
+"""
+"""It refuses to run as root. Whoever asks is its superuser, by any password."""
+
 SERVERS = (
     Server(
         re.compile(
@@ -29,6 +38,27 @@ SERVERS = (
             command="cd /tmp && exec redis-server --bind 127.0.0.1 --port 6379 --save '' --appendonly no",
             ready=6379,
             hosts=["redis"],
+        ),
+    ),
+    Server(
+        re.compile(r"[Cc]onnect[^\n]{0,120}\b5432\b|\b5432\b[^\n]{0,80}(connect|refused)"),
+        ["postgresql"],
+        Service(
+            name="postgres",
+            command=_POSTGRES,
+            ready=5432,
+            hosts=["postgres"],
+            variables={"PGHOST": "127.0.0.1", "PGUSER": "postgres"},
+        ),
+    ),
+    Server(
+        re.compile(r"[Cc]onnect[^\n]{0,120}\b11211\b|\b11211\b[^\n]{0,80}(connect|refused)"),
+        ["memcached"],
+        Service(
+            name="memcached",
+            command="exec memcached -u root -l 127.0.0.1 -p 11211",
+            ready=11211,
+            hosts=["memcached"],
         ),
     ),
 )

@@ -139,6 +139,20 @@ def test_what_the_index_does_not_have_is_not_asked_for_again() -> None:
     assert next_plan(log, "collect")[0] == "hopeless_conftest"
 
 
+@pytest.mark.parametrize(
+    ("said", "missed"),
+    [
+        ("InterfaceError: Can't create a connection to host localhost and port 5432 (timeout is None).", ["postgres"]),
+        ('connection to server at "localhost" (127.0.0.1), port 5432 failed: Connection refused', ["postgres"]),
+        ("OSError: Multiple exceptions: [Errno 111] Connect call failed ('127.0.0.1', 5432)", ["postgres"]),
+        ("ConnectionRefusedError: [Errno 111] connect to ('127.0.0.1', 11211)", ["memcached"]),
+        ("AssertionError: assert 5432 == 11211", []),
+    ],
+)
+def test_which_server_a_failure_misses(said: str, missed: list[str]) -> None:
+    assert servers_missed(said) == missed
+
+
 def test_a_server_that_tests_miss_runs_beside_them() -> None:
     missed = servers_missed("redis.exceptions.ConnectionError: Error 111 connecting to localhost:6379.")
     assert missed == ["redis"] and servers_missed("ConnectionError: no route to example.org:80") == []
