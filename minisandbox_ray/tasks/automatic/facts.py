@@ -276,7 +276,7 @@ def _runner(
 ) -> tuple[str, str]:
     """Who runs the tests, and Django's settings for them."""
     names = {name_of(text) for group in declared for text in group}
-    tests = {path: text for path, text in tree.texts.items() if path.endswith(".py")}
+    tests = {path: text for path, text in tree.texts.items() if path.endswith(".py") and not _SKIPPED.search(path)}
     if any(re.search(r"^\s*(from|import) django\b", text, re.MULTILINE) for text in tests.values()):
         module = settings.settings_module or variables.get("DJANGO_SETTINGS_MODULE", "")
         if not django.is_configured(tree):

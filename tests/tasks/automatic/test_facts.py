@@ -209,6 +209,15 @@ def test_metadata_of_a_source_distribution() -> None:
     assert facts.test_requirements == ['pytest; python_version > "3.6"']
 
 
+def test_an_example_s_django_is_not_the_tests_own() -> None:
+    texts = {
+        "examples/site/testing/settings.py": "from django.conf import global_settings\nINSTALLED_APPS = []\n",
+        "tests/test_a.py": "import pytest\n",
+    }
+    facts = detect(SourceTree(frozenset(texts), texts))
+    assert (facts.runner, facts.settings_module) == ("pytest", "")
+
+
 def test_django_s_settings_are_found() -> None:
     facts = detect(
         tree(

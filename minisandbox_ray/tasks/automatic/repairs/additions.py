@@ -32,10 +32,14 @@ def missing_program(failure: Failure) -> Plan | None:
         r"|(?:sh|bash): (?:line )?\d*:? ?([\w.+-]+): (?:command )?not found"
         r"|(?:[Ee]xecutable|[Pp]rogram|[Cc]ommand|[Bb]inary):? [`'\"]?([\w.+-]+)[`'\"]?"
         r" (?:is |was |could )?not (?:be )?(?:found|installed)"
+        r"|\b([\w.+-]+) is not installed or"
     )
+    found = re.findall(said, failure.log)
+    if re.search(r"JAVA_GATEWAY_EXITED|JAVA_HOME is not set|No JVM shared library", failure.log):
+        found.append(("java",))
     plan, why = failure.plan, list[str]()
     names = {name_of(text) for text in (plan.build_requirements if failure.in_build else plan.requirements)}
-    for words in dict.fromkeys(re.findall(said, failure.log)):
+    for words in dict.fromkeys(found):
         program = next(filter(None, words))
         project, package = PROGRAMS.get(program, ""), SYSTEM_PROGRAMS.get(program, "")
         if project and name_of(project) not in names:
@@ -88,13 +92,14 @@ def missing_module(failure: Failure) -> Plan | None:
     if failure.trial.cause.startswith("no test "):
         modules += matches(r"^SKIPPED .*could not import '([\w.]+)'", failure.log)
         modules += matches(r"^SKIPPED .*No module named '?([\w.]+)'?", failure.log)
+    settings = plan.variables.get("DJANGO_SETTINGS_MODULE", "").partition(".")[0]  # the tree's own, wherever it is
     for module in modules:
         folder, top = _folder_of(failure.tree, module), module.partition(".")[0]
         # A package may have a module yaml.py of its own, and want PyYAML.
         is_own = folder is not None and (is_below_tests(f"{folder}/") or (top not in OF_TESTS and top not in PROJECTS))
         if is_own and folder not in {"", *plan.paths}:
             plan, why = plan.model_copy(update={"paths": [*plan.paths, folder]}), [*why, f"{folder} on the path"]
-        elif folder != "" and (project := project_of(module)):
+        elif folder != "" and top != settings and (project := project_of(module)):
             projects.append(_as_declared(failure.facts, project))
     names = {name_of(text) for text in plan.requirements} | {canonicalize_name(failure.facts.name or "-"), "pytest"}
     names |= set(plan.unavailable)

@@ -52,6 +52,12 @@ from .conftest import FACTS, PLAN, next_plan
             {"system_packages": ["xvfb", "xterm", "ghostscript"]},
         ),
         (
+            "PySparkRuntimeError: [JAVA_GATEWAY_EXITED] Java gateway process exited\n"
+            "TesseractNotFoundError: tesseract is not installed or it's not in your PATH.",
+            "missing_program",
+            {"system_packages": ["tesseract-ocr", "default-jre-headless"]},
+        ),
+        (
             "ImportError: libGL.so.1: cannot open shared object file: No such file",
             "missing_library",
             {"system_packages": ["libgl1"]},

@@ -99,12 +99,13 @@ def test_a_django_app_without_settings_gets_some() -> None:
 
 
 def test_tests_that_configure_django_are_not_told_its_settings() -> None:
-    plan = PLAN.changed(
-        "", requirements=["pytest", "pytest-django"], variables={"DJANGO_SETTINGS_MODULE": "a.settings"}
-    )
+    variables = {"DJANGO_SETTINGS_MODULE": "a.settings"}
+    plan = PLAN.changed("", requirements=["pytest", "pytest-django"], variables=variables)
     name, plan = next_plan("E   RuntimeError: Settings already configured.", "collect", plan)
     assert (name, plan.requirements, plan.variables) == ("settled_twice", ["pytest"], {})
     assert next_plan("E   RuntimeError: Settings already configured.", "collect", plan)[0] == ""
+    said = "ImportError: No module named 'a'\n\npytest-django could not find a Django project (no manage.py"
+    assert next_plan(said, "collect", PLAN.changed("", variables=variables))[1].variables == {}
 
 
 def test_what_a_script_configures_becomes_django_s_settings() -> None:
