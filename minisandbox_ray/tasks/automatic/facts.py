@@ -101,7 +101,7 @@ def detect(tree: SourceTree) -> Facts:
     test_files = [path for path in all_test_files if not _SKIPPED.search(path)] or all_test_files
     settings = runners.read_pytest(tree, project)
     tox = runners.read_tox(tree, project)
-    targets = _targets(tree, settings.test_paths or tox.words, test_files)
+    targets = _chosen(_targets(tree, settings.test_paths or tox.words, test_files), settings.options)
     build_requires = merged([each.build_requires for each in sources], keep_all=True)
     tools = {name_of(text) for text in build_requires} | (
         {"pbr"} if re.search(r"\bpbr\b", tree.text("setup.py")) else set()
@@ -254,6 +254,14 @@ def _targets(tree: SourceTree, configured: list[str], test_files: list[str]) -> 
         if sum(each.rpartition("/")[0] == folder for each in single) > 3:
             outermost = {each for each in outermost if each.rpartition("/")[0] != folder} | {folder}
     return sorted(outermost, key=lambda each: (each.count("/"), each))[:_MOST_TARGETS]
+
+
+def _chosen(targets: list[str], options: str) -> list[str]:
+    """Without those that the configuration ignores, and without Python 2's where Python 3 has its own beside."""
+    ignored = set(re.findall(r"--ignore[= ]['\"]?(?:\./)?([\w./-]+?)/?['\"]?(?=\s|$)", options))
+    newer = {each: re.sub(r"(?<![a-z])(py(thon)?)2(?=/|$)", r"\g<1>3", each) for each in targets}
+    older = {each for each in targets if newer[each] != each and newer[each] in targets}
+    return [each for each in targets if each not in ignored | older] or targets
 
 
 def _parents(path: str) -> list[str]:

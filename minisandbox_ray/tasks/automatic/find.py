@@ -22,6 +22,7 @@ from minisandbox_ray.errors import BuildError, ConfigError, ModelServiceError
 from minisandbox_ray.tasks.automatic.advisor import AdvisorConfig, advise
 from minisandbox_ray.tasks.automatic.facts import Facts, detect
 from minisandbox_ray.tasks.automatic.index import find_sdist, keep
+from minisandbox_ray.tasks.automatic.parts import working_part
 from minisandbox_ray.tasks.automatic.plans import Plan, first_plans
 from minisandbox_ray.tasks.automatic.repairs.builds import culprit, missing_system_package
 from minisandbox_ray.tasks.automatic.repairs.failure import Failure
@@ -204,6 +205,8 @@ class _Search:
             if is_done:
                 break
             self._go_on_from(trial, proposals[0][1] if proposals else None)
+        if self.best is not None and not self.best.is_good and (part := working_part(self.best)) is not None:
+            self._note_attempt(self._attempt(part), [])
         if self.best is None or not self.best.is_good:
             raise BuildError(self._why_not())
         return self._keep(self.best)

@@ -209,6 +209,16 @@ def test_metadata_of_a_source_distribution() -> None:
     assert facts.test_requirements == ['pytest; python_version > "3.6"']
 
 
+def test_files_that_the_configuration_ignores_and_python_2_s_are_no_targets() -> None:
+    texts = {
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-v --ignore=test_build.py"\n',
+        "test_build.py": "import sys\nsys.exit()\n",
+        "python2/tests/test_a.py": "print 1\n",
+        "python3/tests/test_a.py": "def test_a(): ...\n",
+    }
+    assert detect(SourceTree(frozenset(texts), texts)).targets == ["python3/tests"]
+
+
 def test_an_example_s_django_is_not_the_tests_own() -> None:
     texts = {
         "examples/site/testing/settings.py": "from django.conf import global_settings\nINSTALLED_APPS = []\n",

@@ -93,6 +93,27 @@ def test_of_a_suite_without_time_the_files_that_end_are_kept(cache: Path, tmp_pa
     assert found.excused == {"tests/test_c.py": "its source tree lacks the module tests.lost"}
 
 
+def test_of_a_suite_that_fails_in_part_the_files_that_work_are_kept(cache: Path, tmp_path: Path) -> None:
+    source = write(
+        tmp_path,
+        {
+            "setup.py": SETUP,
+            "demo.py": "",
+            "tests/test_a.py": "def test_one():\n    pass\n\n\ndef test_two():\n    pass\n",
+            "tests/test_b.py": "def test_three():\n    assert 1 == 2\n",
+        },
+    )
+    archives, store = cache / "archives", NodeStore(cache / "store")
+    try:
+        found = find_environment(source, archives=archives, store=store, config=AutomaticConfig(attempts=1))
+    except BuildError as error:
+        skip_without_index(error)
+        raise
+    assert found.learned == ["1 of 2 test files: in the others most fails"] and found.attempts == 2
+    assert found.test_command[1:] == ["--ignore=tests/test_b.py"] and not found.failing
+    assert found.passing == ["tests/test_a.py::test_one", "tests/test_a.py::test_two"]
+
+
 def test_where_a_dependency_fails_it_is_the_interpreter_that_is_changed() -> None:
     trial = Trial(Plan(python="3.13.0"), "build", log="Preparing metadata (setup.py): finished with status 'error'")
     others = [Plan(python="3.13.0", strategy="path"), Plan(python="3.12.1")]

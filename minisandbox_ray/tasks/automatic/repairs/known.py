@@ -33,6 +33,7 @@ REPAIRS: tuple[Repair, ...] = (
     additions.missing_library,
     additions.look_alike,
     builds.editable_loader,
+    suite.leaving_files,
     suite.settled_twice,
     suite.django_settings,
     suite.nose_fixtures,

@@ -9,7 +9,7 @@ from collections import Counter
 
 from minisandbox_ray.tasks.automatic import directory, django, nose
 from minisandbox_ray.tasks.automatic.plans import Plan
-from minisandbox_ray.tasks.automatic.repairs.failure import Failure, with_all, with_options
+from minisandbox_ray.tasks.automatic.repairs.failure import Failure, matches, with_all, with_options
 from minisandbox_ray.tasks.automatic.tree import is_below_tests, is_test_file
 
 
@@ -167,6 +167,18 @@ def endless(failure: Failure) -> Plan | None:
     if found is None or not failure.plan.may_limit_tests:
         return None
     return found.model_copy(update={"options": [*found.options, "--timeout=10"]})
+
+
+def leaving_files(failure: Failure) -> Plan | None:
+    """Files that end Python when they are imported, and pytest with it: they are scripts, and left out."""
+    plan, said = failure.plan, r"^INTERNALERROR>\s+File \"/testbed/([^\"\n]+\.py)\", line \d+, in <module>"
+    if failure.in_build or not re.search(r"^INTERNALERROR> SystemExit\b", failure.log, re.MULTILINE):
+        return None
+    files = [path for path in matches(said, failure.log)[:1] if f"--ignore={path}" not in plan.options]
+    targets = [target for target in plan.targets if target not in files]
+    if not files or not targets:
+        return None
+    return plan.changed(f"without {files[0]}", options=[*plan.options, f"--ignore={files[0]}"], targets=targets)
 
 
 def out_of_reach(failure: Failure) -> Plan | None:

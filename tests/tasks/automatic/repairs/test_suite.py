@@ -98,6 +98,13 @@ def test_a_django_app_without_settings_gets_some() -> None:
     assert settings["INSTALLED_APPS"][-1] == "waffle" and settings["ROOT_URLCONF"] == "waffle.tests.urls"  # type: ignore[index]
 
 
+def test_a_script_that_ends_pytest_is_left_out() -> None:
+    log = 'INTERNALERROR>   File "/testbed/tests/test_b.py", line 9, in <module>\nINTERNALERROR>     sys.exit(0)\n'
+    name, plan = next_plan(f"{log}INTERNALERROR> SystemExit: 0\n", "collect", PLAN.changed("", targets=["tests"]))
+    assert (name, plan.options, plan.targets) == ("leaving_files", ["--ignore=tests/test_b.py"], ["tests"])
+    assert next_plan(f"{log}INTERNALERROR> KeyError: 0\n", "collect")[0] != "leaving_files"
+
+
 def test_tests_that_configure_django_are_not_told_its_settings() -> None:
     variables = {"DJANGO_SETTINGS_MODULE": "a.settings"}
     plan = PLAN.changed("", requirements=["pytest", "pytest-django"], variables=variables)
