@@ -1,10 +1,10 @@
 """Which packages `auto_build.py` builds: a seeded draw from the most downloaded ones, written before any was built.
 
-    python benchmarks/auto_build_select.py --names FILE [--seed 0] [--count 30] [--asked 30] [--without LIST …]
-        [--whole] [--output LIST]
+    python benchmarks/auto_build_select.py --names FILE [--seed 0] [--rank 5000] [--count 30] [--asked 30]
+        [--without LIST …] [--whole] [--output LIST]
 
 FILE lists the package index: tab-separated lines of name, version, month, rank among the most downloaded, summary.
-Candidates are the names with a rank up to 5000, sorted, then shuffled with the seed. They are taken in this order; one
+Candidates are the names of a rank up to --rank, sorted, then shuffled with the seed. They are taken in this order; one
 counts if its newest source distribution that is no pre-release is at most 2 MiB and ships files that pytest would look
 into, test_*.py or *_test.py. With --whole, at least half of these must be whole: have a test, and import outright only
 what the distribution ships, Python has, or is a name on the index (as the builder's own excuses tell it). That is read
@@ -13,9 +13,9 @@ lists that `--without` names: others were drawn from them.
 The index is asked for at most `--asked` names, one in two seconds: a list may be shorter than `--count`. It is not
 asked for names which tell that their projects are stubs or prebuilt libraries: these have no tests.
 
-The lists beside this file were drawn with the seeds 0 to 4, each without those before it; from the third on also
-without auto_build_practice.txt, packages that served to find kinds of failures with (six chosen by hand, the others
-drawn with the seeds 100 and up); the fifth with --whole.
+The lists beside this file were drawn with the seeds 0 to 5, each without those before it; from the third on also
+without auto_build_practice.txt, packages that served to find kinds of failures with (chosen by hand, or drawn); the
+fifth with --whole, the sixth with --whole and --rank 600: of what is used most.
 """
 
 import argparse
@@ -49,10 +49,10 @@ PAUSE = 2.0
 """Seconds between two names."""
 
 
-def candidates(names: Path, seed: int) -> list[str]:
-    """All names of the rank that may have tests, in the order of the seed."""
+def candidates(names: Path, seed: int, rank: int = RANK) -> list[str]:
+    """All names up to the rank that may have tests, in the order of the seed."""
     rows = (line.split("\t") for line in names.read_text(encoding="utf-8").splitlines()[1:])
-    ranked = sorted(row[0] for row in rows if len(row) > 3 and row[3].isdigit() and int(row[3]) <= RANK)
+    ranked = sorted(row[0] for row in rows if len(row) > 3 and row[3].isdigit() and int(row[3]) <= rank)
     random.Random(seed).shuffle(ranked)
     return [name for name in ranked if not NEVER.fullmatch(name)]
 
@@ -151,6 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rank", type=int, default=RANK)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--asked", type=int, default=30)
     parser.add_argument("--without", type=Path, nargs="*", default=[])
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     used = {line.split()[0] for path in arguments.without for line in path.read_text().splitlines()}
-    names = [name for name in candidates(arguments.names, arguments.seed) if name not in used]
+    names = [name for name in candidates(arguments.names, arguments.seed, arguments.rank) if name not in used]
     rows = arguments.names.read_text(encoding="utf-8").splitlines() if arguments.whole else []
     index = {canonicalize_name(row.partition("\t")[0]) for row in rows}
     lines = list(select(names, arguments.count, arguments.asked, index))

@@ -114,9 +114,9 @@ def detect(tree: SourceTree) -> Facts:
         project_of(module) for module in imported_by_tests(tree, _readable_tests(tree, targets)) if module in OF_TESTS
     ]
     dependencies = next((each.dependencies for each in sources if each.dependencies), [])
-    if not dependencies and "requirements.txt" in tree.texts:
-        dependencies = read_file(tree, "requirements.txt").requirements
     needed = {name_of(text) for text in dependencies}
+    if not dependencies and "requirements.txt" in tree.texts:  # which an install may not look at
+        dependencies = read_file(tree, "requirements.txt").requirements
     essential = [each for each in imported if each and name_of(each) not in needed]
     runner, settings_module = _runner(tree, settings, declared, variables)
     plugins = _plugins(tree, settings, targets, runner)

@@ -198,7 +198,8 @@ class _Search:
             if self._was_tried(plan):
                 continue
             trial = self._attempt(plan)
-            is_well = max(trial.failing_share, trial.uncollected_share) <= WELL and not trial.missed
+            is_well = max(trial.failing_share, trial.uncollected_share) <= WELL
+            is_well = is_well and not trial.missed and not trial.skips_coroutines
             is_done = trial.is_good and is_well
             proposals = [] if is_done else self._proposals(trial)
             self._note_attempt(trial, [name for name, _ in proposals])

@@ -30,6 +30,8 @@ that skip themselves count as neither, nor do those that are excused."""
 MOST_EXCUSED = 0.5
 """Of all tests, and of all test files, those that fail for what no environment has (see `excuses`). They are recorded
 as failing. Above a half, too little of the suite is left to be called the source's own."""
+SLOWER = 1.5
+"""Times as long as the first run may take is given to the second: whatever else the machine does then."""
 SILENCE = 60.0
 """Seconds in which no test ends, after which a run is taken to wait for what never comes."""
 LIMITS = Limits(memory_mib=4096, pids=1024)
@@ -61,6 +63,8 @@ class Trial:
     """Of failing tests and uncollected files, those that no environment could mend, and why."""
     missed: list[str] = field(default_factory=list)
     """Names of servers that failing tests could not reach, and that could run beside them."""
+    skips_coroutines: bool = False
+    """Whether pytest skips tests that are coroutines, for want of a plugin that runs them."""
     stalled: bool = False
     """Whether the tests were ended because none of them ended any more."""
     outside: list[str] = field(default_factory=list)
@@ -185,6 +189,7 @@ def _test(trial: Trial, environment: Environment, facts: Facts, excuses: Excuses
     trial.stage = "tests"
     first = run("-rfEs", seconds=suite_timeout)
     trial.log, trial.stalled = first.log, first.stalled
+    trial.skips_coroutines = "async def function and no async plugin installed" in first.log
     if first.limit or (first.timed_out and not (first.stalled and trial.plan.may_limit_tests)):
         first = _in_time(trial, run, files, first, suite_timeout)
     elif not first.timed_out:
@@ -197,8 +202,8 @@ def _test(trial: Trial, environment: Environment, facts: Facts, excuses: Excuses
         trial.outside = _excuse_tests(trial, excuses, first)
         trial.cause = f"no test passes ({counts(first)}): {last_word(first.log)}"
         return
-    second = run(seconds=suite_timeout)
-    if why := _cut_short(second, suite_timeout):
+    second = run(seconds=suite_timeout * SLOWER)
+    if why := _cut_short(second, suite_timeout * SLOWER):
         trial.cause = f"in the second run, {why}"
         return
     both = {test: {first.status(test), second.status(test)} for test in [*first.cases, *second.cases]}

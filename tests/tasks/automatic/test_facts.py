@@ -219,6 +219,16 @@ def test_files_that_the_configuration_ignores_and_python_2_s_are_no_targets() ->
     assert detect(SourceTree(frozenset(texts), texts)).targets == ["python3/tests"]
 
 
+def test_what_only_a_requirement_file_has_is_not_taken_to_be_installed_anyway() -> None:
+    texts = {
+        "setup.py": "from setuptools import setup\nsetup(name='demo')\n",
+        "requirements.txt": "pytest-asyncio==0.24.0\nrequests\n",
+        "tests/test_a.py": "import pytest\nimport requests\n\n@pytest.mark.asyncio\nasync def test_a(): ...\n",
+    }
+    facts = detect(SourceTree(frozenset(texts), texts))
+    assert {"pytest-asyncio", "requests"} <= set(facts.test_requirements)
+
+
 def test_an_example_s_django_is_not_the_tests_own() -> None:
     texts = {
         "examples/site/testing/settings.py": "from django.conf import global_settings\nINSTALLED_APPS = []\n",

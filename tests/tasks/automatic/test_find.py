@@ -93,6 +93,20 @@ def test_of_a_suite_without_time_the_files_that_end_are_kept(cache: Path, tmp_pa
     assert found.excused == {"tests/test_c.py": "its source tree lacks the module tests.lost"}
 
 
+def test_tests_that_are_skipped_for_want_of_a_plugin_get_it(cache: Path, tmp_path: Path) -> None:
+    text = "import pytest\n\n\ndef test_one():\n    pass\n\n\nasync def test_two():\n    assert True\n"
+    setup = SETUP.replace("version='1'", "version='1', extras_require={'test': ['pytest==8.3.3']}")
+    source = write(tmp_path, {"setup.py": setup, "demo.py": "", "tests/test_a.py": text})
+    archives, store = cache / "archives", NodeStore(cache / "store")
+    try:
+        found = find_environment(source, archives=archives, store=store, config=AutomaticConfig(attempts=3))
+    except BuildError as error:
+        skip_without_index(error)
+        raise
+    assert found.passing == ["tests/test_a.py::test_one", "tests/test_a.py::test_two"]
+    assert found.learned == ["pytest-asyncio", "asyncio for all"]
+
+
 def test_of_a_suite_that_fails_in_part_the_files_that_work_are_kept(cache: Path, tmp_path: Path) -> None:
     source = write(
         tmp_path,

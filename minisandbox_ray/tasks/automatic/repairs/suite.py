@@ -58,6 +58,7 @@ def async_tests(failure: Failure) -> Plan | None:
     """Coroutines that nobody awaits."""
     said = (
         r"async def functions? (?:and async fixtures )?(?:are|is) not natively supported|coroutine .* was never awaited"
+        r"|async def function and no async plugin"
     )
     if failure.in_build or not re.search(said, failure.log):
         return None
