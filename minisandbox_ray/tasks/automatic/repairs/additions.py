@@ -96,7 +96,9 @@ def missing_module(failure: Failure) -> Plan | None:
     for module in modules:
         folder, top = _folder_of(failure.tree, module), module.partition(".")[0]
         # A package may have a module yaml.py of its own, and want PyYAML.
-        is_own = folder is not None and (is_below_tests(f"{folder}/") or (top not in OF_TESTS and top not in PROJECTS))
+        is_inner = f"{folder}/__init__.py" in failure.tree.paths and name_of(project_of(module)) not in plan.unavailable
+        is_known = top in OF_TESTS or top in PROJECTS or is_inner
+        is_own = folder is not None and (is_below_tests(f"{folder}/") or not is_known)
         if is_own and folder not in {"", *plan.paths}:
             plan, why = plan.model_copy(update={"paths": [*plan.paths, folder]}), [*why, f"{folder} on the path"]
         elif folder != "" and top != settings and (project := project_of(module)):

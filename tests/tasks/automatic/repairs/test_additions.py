@@ -126,6 +126,14 @@ def test_a_helper_beside_the_tests_is_found_before_the_index_is_asked() -> None:
     assert plan.learned == ["tests/lib on the path"], "and no project of that name"
 
 
+def test_a_package_s_own_directory_goes_on_the_path_only_where_the_index_has_no_such_project() -> None:
+    log, paths = "E   ModuleNotFoundError: No module named 'flax'", ("demo/__init__.py", "demo/flax.py")
+    _, plan = next_plan(log, "collect", paths=paths)
+    assert plan.learned == ["flax"] and not plan.paths
+    _, plan = next_plan(log, "collect", PLAN.model_copy(update={"unavailable": ["flax"]}), paths=paths)
+    assert plan.learned == ["demo on the path"]
+
+
 def test_a_module_of_the_package_does_not_hide_a_project() -> None:
     log = "E   ModuleNotFoundError: No module named 'yaml'"
     _, plan = next_plan(log, "collect", paths=("demo/yaml.py",))
