@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from packaging.utils import canonicalize_name
 
-from minisandbox_ray.tasks.automatic.imports import ELSEWHERE, is_namespace, project_of
+from minisandbox_ray.tasks.automatic.imports import ELSEWHERE, part_of_shared, project_of
 from minisandbox_ray.tasks.automatic.tables import FIXTURES
 from minisandbox_ray.tasks.automatic.tree import SourceTree, is_below_tests, is_package
 
@@ -92,8 +92,8 @@ class Excuses:
         top = path.partition("/")[0]
         if top in sys.stdlib_module_names and top != "test":
             return False
-        if is_namespace(top) and not self._is_own("/".join(path.split("/")[:2])):
-            return False  # another project's part of a package that many share
+        if (part := part_of_shared(module)) and not self._is_own(part.replace(".", "/")):
+            return False  # another project's
         is_there = any(each.endswith(f"{path}{end}") for each in self._tree.paths for end in (".py", "/__init__.py"))
         return not is_there and self._is_own(top) and (is_below_tests(f"{path}/") or not is_package(self._tree, top))
 

@@ -175,9 +175,13 @@ PROJECTS = {
     "google.api": "googleapis-common-protos",
     "google.api_core": "google-api-core",
     "google.auth": "google-auth",
+    "google.cloud.extended_operations": "googleapis-common-protos",
+    "google.cloud.location": "googleapis-common-protos",
     "google.genai": "google-genai",
     "google.generativeai": "google-generativeai",
     "google.iam": "grpc-google-iam-v1",
+    "google.logging": "googleapis-common-protos",
+    "google.longrunning": "googleapis-common-protos",
     "google.oauth2": "google-auth",
     "google.resumable_media": "google-resumable-media",
     "google.rpc": "googleapis-common-protos",
@@ -269,9 +273,11 @@ def project_of(module: str) -> str:
     return top.replace("_", "-")
 
 
-def is_namespace(package: str) -> bool:
-    """Whether many projects have a part of this top-level package."""
-    return any(package == name.partition(".")[0] for name in NAMESPACES)
+def part_of_shared(module: str) -> str:
+    """Of a module below a package that many projects share, the part that is one project's; empty for others."""
+    shared = {".".join(name.split(".")[:count]) for name in NAMESPACES for count in (1, 2)}
+    above = max((name for name in shared if module.startswith(f"{name}.")), key=len, default="")
+    return ".".join(module.split(".")[: above.count(".") + 2]) if above else ""
 
 
 def local_modules(tree: SourceTree) -> set[str]:

@@ -203,6 +203,8 @@ def _test(trial: Trial, environment: Environment, facts: Facts, excuses: Excuses
         trial.cause = f"no test passes ({counts(first)}): {last_word(first.log)}"
         return
     second = run(seconds=suite_timeout * SLOWER)
+    if second.limit and (less := _without_suspects(trial, files, first, second)) is not None:
+        first, second = less, run(seconds=suite_timeout * SLOWER)
     if why := _cut_short(second, suite_timeout * SLOWER):
         trial.cause = f"in the second run, {why}"
         return
@@ -237,6 +239,23 @@ def _in_time(
     trial.plan = trial.plan.of_files(f"{len(kept)} of {len(files)} test files: all {why}", kept, files)
     trial.stalled = False
     return TestRun(cases=cases, log=cut.log)
+
+
+def _without_suspects(trial: Trial, files: list[str], first: TestRun, cut: TestRun) -> TestRun | None:
+    """The first run without the file in which another one hit a limit of the sandbox, and the file after it, which may
+    have been begun; the plan likewise. None if that leaves less than half of the files."""
+    ran = {test.partition("::")[0] for test in first.cases}
+    files = [file for file in files if file in ran]
+    begun = [test.partition("::")[0] for test in cut.unfinished]
+    at = files.index(begun[-1]) if begun and begun[-1] in files else 0
+    kept = [*files[:at], *files[at + 2 :]]
+    if len(kept) < len(files) / 2:
+        return None
+    why = f"{len(kept)} of {len(files)} test files: all hit the {cut.limit} limit"
+    trial.plan = trial.plan.of_files(why, kept, files)
+    return TestRun(
+        cases={test: case for test, case in first.cases.items() if test.partition("::")[0] in kept}, log=first.log
+    )
 
 
 def _files(nodes: list[str]) -> list[str]:
