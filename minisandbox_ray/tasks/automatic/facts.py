@@ -120,6 +120,8 @@ def detect(tree: SourceTree) -> Facts:
     essential = [each for each in imported if each and name_of(each) not in needed]
     runner, settings_module = _runner(tree, settings, declared, variables)
     plugins = _plugins(tree, settings, targets, runner)
+    if any(name_of(text) == "pytest-vcr" for group in declared for text in group):
+        plugins = [name for name in plugins if name != "pytest-recording"]  # they do not bear each other
     return Facts(
         name=name,
         version=_first(each.version for each in [metadata, project, cfg, py]),

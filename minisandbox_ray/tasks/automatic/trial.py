@@ -236,7 +236,8 @@ def _in_time(
         return cut
     kept = list(dict.fromkeys(test.partition("::")[0] for test in cases))
     why = f"hit the {cut.limit} limit" if cut.limit else f"take longer than {suite_timeout:.0f} s"
-    trial.plan = trial.plan.of_files(f"{len(kept)} of {len(files)} test files: all {why}", kept, files)
+    if len(kept) < len(files):
+        trial.plan = trial.plan.of_files(f"{len(kept)} of {len(files)} test files: all {why}", kept, files)
     trial.stalled = False
     return TestRun(cases=cases, log=cut.log)
 

@@ -229,6 +229,13 @@ def test_what_only_a_requirement_file_has_is_not_taken_to_be_installed_anyway() 
     assert {"pytest-asyncio", "requests"} <= set(facts.test_requirements)
 
 
+def test_the_plugin_for_recorded_requests_is_the_one_that_the_project_names() -> None:
+    texts = {"tests/test_a.py": "import pytest\n\n@pytest.mark.vcr\ndef test_a(): ...\n"}
+    assert "pytest-recording" in detect(SourceTree(frozenset(texts), texts)).test_requirements
+    texts["requirements-test.txt"] = "pytest-vcr\n"
+    assert "pytest-recording" not in detect(SourceTree(frozenset(texts), texts)).test_requirements
+
+
 def test_an_example_s_django_is_not_the_tests_own() -> None:
     texts = {
         "examples/site/testing/settings.py": "from django.conf import global_settings\nINSTALLED_APPS = []\n",

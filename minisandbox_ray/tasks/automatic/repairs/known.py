@@ -46,6 +46,7 @@ REPAIRS: tuple[Repair, ...] = (
     suite.warnings_as_errors,
     additions.unset_variable,
     additions.git_identity,
+    versions.rival_plugins,
     versions.pinned_pytest,
     suite.doctests,
     versions.aged_dependency,

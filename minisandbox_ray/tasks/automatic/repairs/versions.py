@@ -73,6 +73,16 @@ def pinned_pytest(failure: Failure) -> Plan | None:
     return plan.changed("pytest of any version", requirements=bare) if bare != plan.requirements else None
 
 
+def rival_plugins(failure: Failure) -> Plan | None:
+    """A plugin that bears no other one which is installed: the one that the project does not name goes."""
+    match = re.search(r"[`'\"]([\w-]+)[`'\"] is incompatible with [`'\"]([\w-]+)[`'\"]", failure.log)
+    if failure.in_build or match is None:
+        return None
+    named = {name_of(text) for text in failure.facts.test_requirements}
+    unwanted = min(match.groups(), key=lambda name: name_of(name) in named)
+    return failure.plan.without_requirement(unwanted, f"without {unwanted}")
+
+
 def newer_pytest(failure: Failure) -> Plan | None:
     """A pytest of the date that is too old for the tests or a plugin, or does not run on this interpreter."""
     said = r"requires pytest-\d|minversion|No module named '?pytest_|unexpected keyword argument '(?:tmp_path|autouse)'"

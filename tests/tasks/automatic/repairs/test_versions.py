@@ -24,3 +24,10 @@ def test_a_pytest_that_is_held_back_is_let_go_where_it_does_not_run() -> None:
     cause = "pytest does not start (status 1): ModuleNotFoundError"
     name, plan = next_plan("ModuleNotFoundError: No module named 'imp'", "collect", plan, cause)
     assert (name, plan.requirements) == ("pinned_pytest", ["pytest", "pytest-mock", "mock==1.0"])
+
+
+def test_of_two_plugins_that_do_not_bear_each_other_the_unnamed_one_goes() -> None:
+    plan = PLAN.changed("", requirements=["pytest", "mock==1.0", "pytest-recording"])
+    log = "INTERNALERROR> RuntimeError: `pytest-recording` is incompatible with `mock`. Please, uninstall `mock` …"
+    name, plan = next_plan(log, "collect", plan, "pytest does not start (status 3)")
+    assert (name, plan.requirements) == ("rival_plugins", ["pytest", "mock==1.0"])
