@@ -139,13 +139,15 @@ def test_worker_in_the_middle_of_reset(pool: EpisodePool, task: Task) -> None:
     assert until(lambda: is_clean(pool))
 
 
-@pytest.mark.parametrize("command", ["echo $RANDOM$RANDOM", "date +%N"])
-def test_divergence_is_reported_and_the_episode_goes_on(pool: EpisodePool, task: Task, command: str) -> None:
+@pytest.mark.parametrize(("command", "marker"), [("echo $RANDOM$RANDOM", "1000.75"), ("date +%N", "1000.76")])
+def test_divergence_is_reported_and_the_episode_goes_on(
+    pool: EpisodePool, task: Task, command: str, marker: str
+) -> None:
     with SandboxEnv(pool, UNCACHED) as env:
         env.reset(task)
         env.step(bash("echo the same"))
-        env.step(bash(f"sleep 1000.75 & disown; {command}"))
-        kill(sandbox_init, "1000.75")
+        env.step(bash(f"sleep {marker} & disown; {command}"))
+        kill(sandbox_init, marker)
         *_, info = env.step(bash(FIX))
         assert info["replay"] == {"count": 1, "turns": [3], "diverged_turns": [2]}
         _, reward, *_, info = env.step(SUBMIT)

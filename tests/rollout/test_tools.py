@@ -340,12 +340,12 @@ def test_played_again_elsewhere_the_editor_remembers(pool: EpisodePool, task: Ta
         env.reset(task)
         seen = env.step(xml("str_replace_editor", command="str_replace", **edit))[0]
         assert "a + b" in seen
-        env.step(write_call("bash", {"command": "sleep 1000.75 & disown"}))
-        kill(sandbox_init, "1000.75")
+        env.step(write_call("bash", {"command": "sleep 1000.77 & disown"}))
+        kill(sandbox_init, "1000.77")
         observation, *_, info = env.step(xml("str_replace_editor", command="undo_edit", path="/testbed/calc.py"))
         assert "a - b" in observation
         assert info["replay"] == {"count": 1, "turns": [3], "diverged_turns": []}
-    assert until(lambda: sandbox_init("1000.75") == 0)
+    assert until(lambda: sandbox_init("1000.77") == 0)
 
 
 def test_a_template_for_observations(pool: EpisodePool, task: Task) -> None:
