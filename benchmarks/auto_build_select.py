@@ -28,7 +28,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import warnings
 import zipfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -37,7 +36,7 @@ from packaging.utils import canonicalize_name
 
 from minisandbox_ray.errors import BuildError
 from minisandbox_ray.tasks.automatic.excuses import Excuses
-from minisandbox_ray.tasks.automatic.imports import local_modules, project_of
+from minisandbox_ray.tasks.automatic.imports import local_modules, project_of, statements
 from minisandbox_ray.tasks.automatic.index import Sdist, download, newest_sdist
 from minisandbox_ray.tasks.automatic.tree import SourceTree, is_test_file, read_sdist
 
@@ -68,18 +67,14 @@ def listing(name: str, data: bytes) -> list[str]:
 
 def has_tests(paths: list[str]) -> bool:
     """Whether some file's name is one of pytest's."""
-    return any(re.search(r"(^|/)(test_[^/]*|[^/]*_test)\.py$", path) for path in paths)
+    return any(map(is_test_file, paths))
 
 
 def is_whole(path: str, tree: SourceTree, index: Collection[str]) -> bool:
     """Whether a test file has a test, and all that it imports outright is to be had."""
-    # What this Python cannot parse may be of an older one.
     text = tree.text(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            body = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    body = statements(text)
+    if body is None:  # it may be of an older Python
         return True
     if not re.search(r"^\s*(async )?def test|TestCase\b|^\s*>>> |^\s*class \w*Test", text, re.MULTILINE):
         return False

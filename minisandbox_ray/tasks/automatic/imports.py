@@ -290,6 +290,16 @@ def local_modules(tree: SourceTree) -> set[str]:
     return names
 
 
+def statements(text: str) -> list[ast.stmt] | None:
+    """A module's outermost ones; None for what this Python cannot parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
 def imported_by_tests(tree: SourceTree, test_files: list[str]) -> list[str]:
     """Top-level modules that test files import outright, the tree's own and Python's left out; sorted.
 
@@ -297,13 +307,7 @@ def imported_by_tests(tree: SourceTree, test_files: list[str]) -> list[str]:
     """
     own, found = local_modules(tree), set[str]()
     for path in test_files[:_LIMIT]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                module = ast.parse(tree.text(path))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        for node in module.body:
+        for node in statements(tree.text(path)) or []:
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

@@ -25,10 +25,6 @@ def working_part(trial: Trial) -> Plan | None:
         return None
     if trial.stage == "tests" and sum(passing[file] for file in kept) < LEAST * total.total():
         return None
-    plan = trial.plan
-    targets = [target for target in plan.targets if target not in left_out]
-    if not targets:
-        return None
-    ignored = [f"--ignore={file}" for file in sorted(left_out)]
     why = f"{trial.files - len(left_out)} of {trial.files} test files: in the others most fails"
-    return plan.changed(why, options=[*plan.options, *ignored], targets=targets)
+    part = trial.plan.without_files(why, sorted(left_out))
+    return part if part.targets else None

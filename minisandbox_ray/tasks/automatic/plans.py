@@ -93,10 +93,13 @@ class Plan(BaseModel):
     def of_files(self, why: str, kept: list[str], files: list[str]) -> "Plan":
         """A copy that runs some of the test files: told by what is shorter, these or the others."""
         dropped = [file for file in files if file not in kept]
-        if len(dropped) > len(kept):
-            return self.changed(why, targets=kept)
-        targets = [target for target in self.targets if target not in dropped]
-        return self.changed(why, targets=targets, options=[*self.options, *(f"--ignore={file}" for file in dropped)])
+        return self.changed(why, targets=kept) if len(dropped) > len(kept) else self.without_files(why, dropped)
+
+    def without_files(self, why: str, dropped: Iterable[str]) -> "Plan":
+        """A copy that leaves out test files; it may have no targets left."""
+        left_out = list(dropped)
+        targets = [target for target in self.targets if target not in left_out]
+        return self.changed(why, targets=targets, options=[*self.options, *(f"--ignore={file}" for file in left_out)])
 
     def changed(self, why: str, **changes: Any) -> "Plan":
         """A copy that remembers why."""

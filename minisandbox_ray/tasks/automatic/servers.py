@@ -27,6 +27,12 @@ exec $as postgres -D "$data" -h 127.0.0.1 -c unix_socket_directories=/tmp -c fsy
 """
 """It refuses to run as root. Whoever asks is its superuser, by any password."""
 
+
+def _refused(port: int) -> re.Pattern[str]:
+    """That nothing listens at a port, in the words of several clients."""
+    return re.compile(rf"[Cc]onnect[^\n]{{0,120}}\b{port}\b|\b{port}\b[^\n]{{0,80}}(connect|refused)")
+
+
 SERVERS = (
     Server(
         re.compile(
@@ -41,7 +47,7 @@ SERVERS = (
         ),
     ),
     Server(
-        re.compile(r"[Cc]onnect[^\n]{0,120}\b5432\b|\b5432\b[^\n]{0,80}(connect|refused)"),
+        _refused(5432),
         ["postgresql"],
         Service(
             name="postgres",
@@ -52,7 +58,7 @@ SERVERS = (
         ),
     ),
     Server(
-        re.compile(r"[Cc]onnect[^\n]{0,120}\b11211\b|\b11211\b[^\n]{0,80}(connect|refused)"),
+        _refused(11211),
         ["memcached"],
         Service(
             name="memcached",

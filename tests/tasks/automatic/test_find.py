@@ -11,7 +11,7 @@ from minisandbox_ray.environments import NodeStore, Source, cache_root
 from minisandbox_ray.environments.archive import archive_path
 from minisandbox_ray.errors import BuildError
 from minisandbox_ray.tasks.automatic import AutomaticConfig, find_environment
-from minisandbox_ray.tasks.automatic.find import plans_left
+from minisandbox_ray.tasks.automatic.find import Found, plans_left
 from minisandbox_ray.tasks.automatic.plans import Plan
 from minisandbox_ray.tasks.automatic.trial import Trial
 
@@ -42,6 +42,15 @@ def write(root: Path, files: dict[str, str]) -> Source:
 def skip_without_index(error: BuildError) -> None:
     if "index" in str(error) or "No matching distribution found for" in str(error):
         pytest.skip(f"no package index within reach: {error}")
+
+
+def search(source: Source, cache: Path, config: AutomaticConfig) -> Found:
+    """What is found, in the cache's own archives and store; skips where there is no index."""
+    try:
+        return find_environment(source, archives=cache / "archives", store=NodeStore(cache / "store"), config=config)
+    except BuildError as error:
+        skip_without_index(error)
+        raise
 
 
 def test_a_tree_that_needs_a_repair(cache: Path, tmp_path: Path) -> None:
@@ -81,12 +90,7 @@ def test_of_a_suite_without_time_the_files_that_end_are_kept(cache: Path, tmp_pa
         },
     )
     config = AutomaticConfig(attempts=1, suite_timeout=30)
-    archives, store = cache / "archives", NodeStore(cache / "store")
-    try:
-        found = find_environment(source, archives=archives, store=store, config=config)
-    except BuildError as error:
-        skip_without_index(error)
-        raise
+    found = search(source, cache, config)
     assert found.passing == ["tests/test_a.py::test_quick"]
     assert found.test_command[1:] == ["--ignore=tests/test_b.py"]
     assert found.learned == ["1 of 2 test files: all take longer than 30 s"]
@@ -97,12 +101,7 @@ def test_tests_that_are_skipped_for_want_of_a_plugin_get_it(cache: Path, tmp_pat
     text = "import pytest\n\n\ndef test_one():\n    pass\n\n\nasync def test_two():\n    assert True\n"
     setup = SETUP.replace("version='1'", "version='1', extras_require={'test': ['pytest==8.3.3']}")
     source = write(tmp_path, {"setup.py": setup, "demo.py": "", "tests/test_a.py": text})
-    archives, store = cache / "archives", NodeStore(cache / "store")
-    try:
-        found = find_environment(source, archives=archives, store=store, config=AutomaticConfig(attempts=3))
-    except BuildError as error:
-        skip_without_index(error)
-        raise
+    found = search(source, cache, AutomaticConfig(attempts=3))
     assert found.passing == ["tests/test_a.py::test_one", "tests/test_a.py::test_two"]
     assert found.learned == ["pytest-asyncio", "asyncio for all"]
 
@@ -117,12 +116,7 @@ def test_of_a_suite_that_fails_in_part_the_files_that_work_are_kept(cache: Path,
             "tests/test_b.py": "def test_three():\n    assert 1 == 2\n",
         },
     )
-    archives, store = cache / "archives", NodeStore(cache / "store")
-    try:
-        found = find_environment(source, archives=archives, store=store, config=AutomaticConfig(attempts=1))
-    except BuildError as error:
-        skip_without_index(error)
-        raise
+    found = search(source, cache, AutomaticConfig(attempts=1))
     assert found.learned == ["1 of 2 test files: in the others most fails"] and found.attempts == 2
     assert found.test_command[1:] == ["--ignore=tests/test_b.py"] and not found.failing
     assert found.passing == ["tests/test_a.py::test_one", "tests/test_a.py::test_two"]
@@ -147,12 +141,7 @@ def test_what_no_repair_knows_the_advisor_may(cache: Path, tmp_path: Path, endpo
     )
     endpoint.content = '{"why": "it wants a mode", "variables": {"MODE": "loud"}}'
     config = AutomaticConfig(attempts=3, advisor=endpoint.config)
-    archives, store = cache / "archives", NodeStore(cache / "store")
-    try:
-        found = find_environment(source, archives=archives, store=store, config=config)
-    except BuildError as error:
-        skip_without_index(error)
-        raise
+    found = search(source, cache, config)
     assert (found.learned, found.spec.variables) == (["it wants a mode"], {"MODE": "loud"})
     assert found.passing == ["tests/test_demo.py::test_mode"] and len(endpoint.asked) == 1
     assert "hidden" not in found.attempt_log.read_text(), "the key is nobody's business"

@@ -176,10 +176,8 @@ def leaving_files(failure: Failure) -> Plan | None:
     if failure.in_build or not re.search(r"^INTERNALERROR> SystemExit\b", failure.log, re.MULTILINE):
         return None
     files = [path for path in matches(said, failure.log)[:1] if f"--ignore={path}" not in plan.options]
-    targets = [target for target in plan.targets if target not in files]
-    if not files or not targets:
-        return None
-    return plan.changed(f"without {files[0]}", options=[*plan.options, f"--ignore={files[0]}"], targets=targets)
+    left = plan.without_files(f"without {', '.join(files)}", files)
+    return left if files and left.targets else None
 
 
 def out_of_reach(failure: Failure) -> Plan | None:
@@ -191,16 +189,13 @@ def out_of_reach(failure: Failure) -> Plan | None:
     if trial.stage != "tests" or not trial.outside:
         return None
     files = [path for path in trial.outside if f"--ignore={path}" not in plan.options]
-    ignored = [f"--ignore={path}" for path in files]
     left = [test for test in trial.passing if test.partition("::")[0] not in trial.outside]
     total = len(trial.passing) + len(trial.failing)
     kept = [test for test in [*trial.passing, *trial.failing] if test.partition("::")[0] not in trial.outside]
     if not files or not left or len(kept) < total / 2:
         return None
-    targets = [target for target in plan.targets if target not in files]
-    if not targets:
-        return None
-    return plan.changed(f"without {', '.join(files)}", options=[*plan.options, *ignored], targets=targets)
+    found = plan.without_files(f"without {', '.join(files)}", files)
+    return found if found.targets else None
 
 
 _APART = re.compile(r"^(.*/)?(integration|e2e|end_to_end|system|functional|live|acceptance|perf\w*)(_?tests?)?(?=/)")
